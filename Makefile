@@ -1,0 +1,31 @@
+# Percheron.  `make serve` sets up, builds and serves the embedded model; `make test` sets up, builds
+# and tests.  Presets for everything else: cmake --list-presets.
+BUILD := build
+JOBS ?= $(shell nproc)
+
+.PHONY: setup build serve test test-slow lint install clean
+
+setup:
+	@scripts/setup
+
+build: setup
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+
+serve: build
+	@$(BUILD)/percheron serve
+
+test:
+	@scripts/setup --tests
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
+
+lint:
+	@scripts/lint
+
+install: build
+	@cmake --install $(BUILD)
+
+clean:
+	@rm -rf $(BUILD) build-*

@@ -1,0 +1,7 @@
+#include "commands.h"
+
+namespace percheron::apps {
+
+std::vector<AddCommand> all_commands() { return {}; }
+
+}  // namespace percheron::apps

@@ -1,0 +1,15 @@
+// Every command of the binary.  A command adds its subcommand to the app; its callback does the
+// work and leaves the exit code: 0 done, 1 the work failed, 2 wrong usage.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <functional>
+#include <vector>
+
+namespace percheron::apps {
+
+using AddCommand = std::function<void(CLI::App& app, int& exit_code)>;
+
+std::vector<AddCommand> all_commands();
+
+}  // namespace percheron::apps

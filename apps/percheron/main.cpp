@@ -1,0 +1,23 @@
+// The command line: one small file a command, joined here.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "commands.h"
+
+int main(int argc, char** argv) {
+    CLI::App app{"Percheron: a native serving engine for GLM-5.3-Flash"};
+    app.require_subcommand(1);
+    app.set_version_flag("--version", PERCHERON_VERSION);
+
+    int exit_code = 0;
+    for (const percheron::apps::AddCommand& add : percheron::apps::all_commands()) {
+        add(app, exit_code);
+    }
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        const int code = app.exit(error);
+        return code == 0 ? 0 : 2;
+    }
+    return exit_code;
+}

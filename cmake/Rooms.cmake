@@ -1,0 +1,58 @@
+# How a room (a folder of src/) becomes a library, and its tests one program.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+add_library(percheron_options INTERFACE)
+target_include_directories(percheron_options INTERFACE
+    ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+# Contraction is off so that a formula means the same on every compiler; kernels ask for fused
+# multiply-adds by name.
+target_compile_options(percheron_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Werror -ffp-contract=off>)
+foreach(sanitizer IN LISTS PERCHERON_SANITIZE)
+    target_compile_options(percheron_options INTERFACE
+        $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${sanitizer} -fno-omit-frame-pointer>)
+    target_link_options(percheron_options INTERFACE -fsanitize=${sanitizer})
+endforeach()
+
+# percheron_room(NAME [FOLDER folder] [DEPENDS rooms...] [LINK libraries...])
+# Every .cpp directly in the folder belongs to the room.
+function(percheron_room name)
+    cmake_parse_arguments(ARG "" "FOLDER" "DEPENDS;LINK" ${ARGN})
+    if(NOT ARG_FOLDER)
+        set(ARG_FOLDER ${name})
+    endif()
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${ARG_FOLDER}/*.cpp)
+    set(rooms ${ARG_DEPENDS})
+    list(TRANSFORM rooms PREPEND percheron_)
+    if(sources)
+        add_library(percheron_${name} STATIC ${sources})
+        target_link_libraries(percheron_${name} PUBLIC percheron_options ${rooms} PRIVATE ${ARG_LINK})
+    else()
+        add_library(percheron_${name} INTERFACE)
+        target_link_libraries(percheron_${name} INTERFACE percheron_options ${rooms})
+    endif()
+endfunction()
+
+# percheron_tests(NAME [DEPENDS rooms...] [LINK libraries...]): tests/NAME/*_test.cpp as one program.
+# Tests find data by PERCHERON_SOURCE_DIR and may start build/percheron by PERCHERON_BINARY.
+function(percheron_tests name)
+    cmake_parse_arguments(ARG "" "" "DEPENDS;LINK" ${ARGN})
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${name}/*_test.cpp)
+    if(NOT sources)
+        return()
+    endif()
+    set(rooms ${ARG_DEPENDS})
+    list(TRANSFORM rooms PREPEND percheron_)
+    add_executable(${name}_test ${sources})
+    target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+    target_link_libraries(${name}_test PRIVATE ${rooms} ${ARG_LINK} GTest::gmock GTest::gtest_main)
+    target_compile_definitions(${name}_test PRIVATE
+        PERCHERON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+        PERCHERON_BINARY="$<TARGET_FILE:percheron>")
+    gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 60)
+endfunction()

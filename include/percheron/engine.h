@@ -1,0 +1,190 @@
+// The public face of the engine: token ids in, token ids out.
+//
+// An Engine owns scheduler, caches and device.  Whoever submits a request gets its life back as
+// events: admitted, then runs of tokens, then finished, in that order, exactly one `admitted` and
+// one `finished` for every choice of every request that submit() accepted, unless the engine itself
+// is destroyed.  All events of one engine step arrive in one call of the sink, so a server can turn
+// a step into one wake-up.
+//
+// Text stays outside: templates, tokenizers, parsers and stop strings belong to the caller, which
+// cancels a choice when the text says so.  Server, chat, bench and eval use only this header.
+//
+// Implementations: in process (src/engine), replay from a file (src/engine/replay), remote ranks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "percheron/types.h"
+
+namespace percheron {
+
+// How a token is chosen from the logits.  Ranges are checked by submit().
+struct SamplingParameters {
+    float temperature = 1.0f;  // >= 0; 0 is greedy
+    float top_p = 1.0f;        // (0, 1]
+    float min_p = 0.0f;        // [0, 1)
+    int top_k = 0;             // 0 = off
+    float repetition_penalty = 1.0f;  // > 0; 1 = off
+    float presence_penalty = 0.0f;    // [-2, 2]
+    float frequency_penalty = 0.0f;   // [-2, 2]
+    std::vector<std::pair<TokenId, float>> logit_bias;
+    std::optional<std::uint64_t> seed;  // absent: the engine picks one and reports it
+    int top_logprobs = -1;  // -1: none; 0: of the chosen token only; n: also the n largest
+};
+
+struct GenerationRequest {
+    std::vector<TokenId> prompt;  // at least one token
+    SamplingParameters sampling;
+    std::uint32_t choices = 1;                  // independent continuations of the prompt
+    std::optional<std::uint32_t> max_tokens;    // absent: what is left of the context
+    std::uint32_t min_tokens = 0;               // stop ids are not chosen before this many
+    bool ignore_eos = false;                    // no stop id ends the reply; none is chosen either
+    std::vector<TokenId> extra_stop_tokens;     // beside the model's own stop ids
+    std::optional<std::uint32_t> thinking_budget;  // tokens before the engine closes the thinking
+    bool draft = true;         // false: no speculation for this request
+    bool use_cache = true;     // false: the prefix cache is not looked up
+    std::string cache_salt;    // requests with different salts never share cache entries
+    int priority = 0;          // larger is sooner
+    std::optional<std::chrono::steady_clock::time_point> deadline;
+    std::string last_message;  // text of the last message; only the replay engine reads it
+};
+
+enum class FinishReason {
+    stop_token,  // a stop id was chosen
+    max_tokens,  // max_tokens were produced
+    context,     // the model's context is full
+    deadline,
+    loop,        // the loop guard fired
+    cancelled,
+    failed,      // `error` says why
+};
+
+// One alternative at a position: its id and natural log-probability.
+struct TokenLogprob {
+    TokenId id{};
+    float logprob = 0;
+};
+
+// Counted by the engine over the life of one choice.
+struct ChoiceStatistics {
+    std::uint32_t prompt_tokens = 0;
+    std::uint32_t cached_tokens = 0;     // prompt tokens whose state came from the cache
+    std::uint32_t generated_tokens = 0;  // delivered in events, a closing stop id included
+    double queue_seconds = 0;
+    double prefill_seconds = 0;
+    double decode_seconds = 0;
+    std::uint32_t draft_rounds = 0;
+    std::uint32_t drafted_tokens = 0;
+    std::uint32_t accepted_tokens = 0;
+    std::vector<std::uint32_t> accepted_per_position;
+    std::string proposer;  // empty: nothing was drafted
+};
+
+// All that happened in one engine step.
+struct EngineEvents {
+    struct Admitted {  // the prompt is about to be computed
+        RequestId request{};
+        std::uint32_t choice = 0;
+        std::uint32_t cached_tokens = 0;
+        std::uint64_t seed = 0;
+    };
+    struct Tokens {  // tokens [first, first + count) of `tokens` below
+        RequestId request{};
+        std::uint32_t choice = 0;
+        std::uint32_t first = 0;
+        std::uint32_t count = 0;
+        // The k-th token of this run has its entry at logprobs[first_logprob + k] when has_logprobs.
+        bool has_logprobs = false;
+        std::uint32_t first_logprob = 0;
+    };
+    struct Logprobs {
+        float chosen = 0;  // under the model's distribution, before penalties and temperature
+        std::vector<TokenLogprob> top;
+    };
+    struct Finished {
+        RequestId request{};
+        std::uint32_t choice = 0;
+        FinishReason reason = FinishReason::stop_token;
+        std::optional<Error> error;  // only with `failed`
+        ChoiceStatistics statistics;
+    };
+
+    // Order: every admission before the tokens, every token run before the ends.
+    std::vector<Admitted> admitted;
+    std::vector<Tokens> runs;
+    std::vector<Finished> finished;
+    std::vector<TokenId> tokens;
+    std::vector<Logprobs> logprobs;
+
+    bool empty() const { return admitted.empty() && runs.empty() && finished.empty(); }
+    void clear() {
+        admitted.clear();
+        runs.clear();
+        finished.clear();
+        tokens.clear();
+        logprobs.clear();
+    }
+};
+
+class EngineEventSink {
+  public:
+    virtual ~EngineEventSink() = default;
+    // Called on the engine's thread, once a step; must not block or call back into the engine.
+    // The sink may move the content out.
+    virtual void on_events(EngineEvents& events) = 0;
+};
+
+// What an engine is, fixed after start.
+struct EngineDescription {
+    std::string model_name;
+    std::uint32_t vocabulary = 0;
+    std::uint32_t context_tokens = 0;   // prompt + reply of one request
+    std::uint64_t kv_tokens = 0;        // tokens the pool holds over all requests
+    std::uint32_t page_tokens = 64;
+    std::uint32_t max_running = 0;
+    std::vector<TokenId> stop_tokens;
+    std::string proposer;  // empty without speculation
+};
+
+// What an engine is doing, at the end of its latest step.
+struct EngineStatus {
+    bool alive = true;        // false: the step loop has died; `failure` says why
+    std::string failure;
+    std::uint32_t running = 0;
+    std::uint32_t waiting = 0;
+    std::uint64_t kv_tokens_free = 0;
+    std::uint64_t kv_tokens_total = 0;
+    std::uint64_t reprefill_pending = 0;
+    std::uint64_t checkpoints = 0;
+    std::uint64_t steps = 0;
+    double prefill_tokens_per_second = 0;  // over the last seconds
+    double decode_tokens_per_second = 0;
+};
+
+class Engine {
+  public:
+    virtual ~Engine() = default;
+
+    virtual const EngineDescription& description() const = 0;
+    virtual EngineStatus status() const = 0;  // any thread
+
+    // Checks the request against ranges, context and pools, and queues it.  Thread-safe.
+    // The sink must outlive the request's last event.
+    // Errors: invalid_argument (a range), out_of_memory with the message of the largest that fits,
+    // unsupported (a feature this engine lacks).
+    virtual Result<RequestId> submit(GenerationRequest request, EngineEventSink& sink) = 0;
+
+    // Ends one choice, or all with choice = all_choices, within a step; its Finished event still
+    // comes.  Unknown or finished requests are ignored.  Thread-safe.
+    static constexpr std::uint32_t all_choices = 0xffffffffu;
+    virtual void cancel(RequestId request, std::uint32_t choice = all_choices) = 0;
+};
+
+}  // namespace percheron

@@ -1,0 +1,76 @@
+// Element types of stored tensors, and the two small floats of this project with their exact
+// conversions.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace percheron {
+
+enum class DType : std::uint8_t { f32, bf16, f16, f8_e4m3, i64, i32, u32, i8, u8, boolean };
+
+constexpr std::size_t size_of(DType dtype) {
+    switch (dtype) {
+        case DType::i64:
+            return 8;
+        case DType::f32:
+        case DType::i32:
+        case DType::u32:
+            return 4;
+        case DType::bf16:
+        case DType::f16:
+            return 2;
+        default:
+            return 1;
+    }
+}
+
+std::string_view name_of(DType dtype);
+
+// bfloat16: the upper half of an IEEE binary32.  Conversion from float rounds to nearest even and
+// keeps NaN a (quiet) NaN.
+struct BFloat16 {
+    std::uint16_t bits = 0;
+
+    BFloat16() = default;
+    constexpr explicit BFloat16(float value) : bits(round(value)) {}
+    static constexpr BFloat16 from_bits(std::uint16_t bits) {
+        BFloat16 result;
+        result.bits = bits;
+        return result;
+    }
+    constexpr explicit operator float() const {
+        return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    }
+
+  private:
+    static constexpr std::uint16_t round(float value) {
+        const auto word = std::bit_cast<std::uint32_t>(value);
+        if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((word >> 16) | 64u);
+        return static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+    }
+};
+static_assert(sizeof(BFloat16) == 2);
+
+// A float rounded to bfloat16 and widened again.
+constexpr float rounded_to_bf16(float value) { return static_cast<float>(BFloat16(value)); }
+
+// float8 e4m3 (finite variant: no infinity, 0x7f and 0xff are NaN).  Bias 7, maximum 448.
+struct Float8E4M3 {
+    std::uint8_t bits = 0;
+
+    Float8E4M3() = default;
+    // Rounds to nearest even; magnitudes above 448 saturate; NaN stays NaN.
+    explicit Float8E4M3(float value);
+    static constexpr Float8E4M3 from_bits(std::uint8_t bits) {
+        Float8E4M3 result;
+        result.bits = bits;
+        return result;
+    }
+    explicit operator float() const;
+};
+static_assert(sizeof(Float8E4M3) == 1);
+
+}  // namespace percheron
