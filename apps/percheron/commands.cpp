@@ -2,6 +2,8 @@
 
 namespace percheron::apps {
 
-std::vector<AddCommand> all_commands() { return {}; }
+std::vector<AddCommand> all_commands() {
+    return {};
+}
 
 }  // namespace percheron::apps

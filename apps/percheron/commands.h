@@ -2,9 +2,10 @@
 // work and leaves the exit code: 0 done, 1 the work failed, 2 wrong usage.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <functional>
 #include <vector>
+
+#include <CLI/App.hpp>
 
 namespace percheron::apps {
 

@@ -1,6 +1,7 @@
 // The command line: one small file a command, joined here.
-#include <CLI/CLI.hpp>
 #include <cstdio>
+
+#include <CLI/CLI.hpp>
 
 #include "commands.h"
 

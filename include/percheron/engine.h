@@ -20,17 +20,18 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
 #include "percheron/types.h"
+
+#include "core/status.h"
 
 namespace percheron {
 
 // How a token is chosen from the logits.  Ranges are checked by submit().
 struct SamplingParameters {
-    float temperature = 1.0f;  // >= 0; 0 is greedy
-    float top_p = 1.0f;        // (0, 1]
-    float min_p = 0.0f;        // [0, 1)
-    int top_k = 0;             // 0 = off
+    float temperature = 1.0f;         // >= 0; 0 is greedy
+    float top_p = 1.0f;               // (0, 1]
+    float min_p = 0.0f;               // [0, 1)
+    int top_k = 0;                    // 0 = off
     float repetition_penalty = 1.0f;  // > 0; 1 = off
     float presence_penalty = 0.0f;    // [-2, 2]
     float frequency_penalty = 0.0f;   // [-2, 2]
@@ -42,16 +43,16 @@ struct SamplingParameters {
 struct GenerationRequest {
     std::vector<TokenId> prompt;  // at least one token
     SamplingParameters sampling;
-    std::uint32_t choices = 1;                  // independent continuations of the prompt
-    std::optional<std::uint32_t> max_tokens;    // absent: what is left of the context
-    std::uint32_t min_tokens = 0;               // stop ids are not chosen before this many
-    bool ignore_eos = false;                    // no stop id ends the reply; none is chosen either
-    std::vector<TokenId> extra_stop_tokens;     // beside the model's own stop ids
+    std::uint32_t choices = 1;                // independent continuations of the prompt
+    std::optional<std::uint32_t> max_tokens;  // absent: what is left of the context
+    std::uint32_t min_tokens = 0;             // stop ids are not chosen before this many
+    bool ignore_eos = false;                  // no stop id ends the reply; none is chosen either
+    std::vector<TokenId> extra_stop_tokens;   // beside the model's own stop ids
     std::optional<std::uint32_t> thinking_budget;  // tokens before the engine closes the thinking
-    bool draft = true;         // false: no speculation for this request
-    bool use_cache = true;     // false: the prefix cache is not looked up
-    std::string cache_salt;    // requests with different salts never share cache entries
-    int priority = 0;          // larger is sooner
+    bool draft = true;                             // false: no speculation for this request
+    bool use_cache = true;                         // false: the prefix cache is not looked up
+    std::string cache_salt;  // requests with different salts never share cache entries
+    int priority = 0;        // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;
     std::string last_message;  // text of the last message; only the replay engine reads it
 };
@@ -61,9 +62,9 @@ enum class FinishReason {
     max_tokens,  // max_tokens were produced
     context,     // the model's context is full
     deadline,
-    loop,        // the loop guard fired
+    loop,  // the loop guard fired
     cancelled,
-    failed,      // `error` says why
+    failed,  // `error` says why
 };
 
 // One alternative at a position: its id and natural log-probability.
@@ -100,7 +101,8 @@ struct EngineEvents {
         std::uint32_t choice = 0;
         std::uint32_t first = 0;
         std::uint32_t count = 0;
-        // The k-th token of this run has its entry at logprobs[first_logprob + k] when has_logprobs.
+        // The k-th token of this run has its entry at logprobs[first_logprob + k] when
+        // has_logprobs.
         bool has_logprobs = false;
         std::uint32_t first_logprob = 0;
     };
@@ -145,8 +147,8 @@ class EngineEventSink {
 struct EngineDescription {
     std::string model_name;
     std::uint32_t vocabulary = 0;
-    std::uint32_t context_tokens = 0;   // prompt + reply of one request
-    std::uint64_t kv_tokens = 0;        // tokens the pool holds over all requests
+    std::uint32_t context_tokens = 0;  // prompt + reply of one request
+    std::uint64_t kv_tokens = 0;       // tokens the pool holds over all requests
     std::uint32_t page_tokens = 64;
     std::uint32_t max_running = 0;
     std::vector<TokenId> stop_tokens;
@@ -155,7 +157,7 @@ struct EngineDescription {
 
 // What an engine is doing, at the end of its latest step.
 struct EngineStatus {
-    bool alive = true;        // false: the step loop has died; `failure` says why
+    bool alive = true;  // false: the step loop has died; `failure` says why
     std::string failure;
     std::uint32_t running = 0;
     std::uint32_t waiting = 0;

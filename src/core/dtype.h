@@ -48,14 +48,17 @@ struct BFloat16 {
   private:
     static constexpr std::uint16_t round(float value) {
         const auto word = std::bit_cast<std::uint32_t>(value);
-        if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((word >> 16) | 64u);
+        if ((word & 0x7fffffffu) > 0x7f800000u)
+            return static_cast<std::uint16_t>((word >> 16) | 64u);
         return static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
     }
 };
 static_assert(sizeof(BFloat16) == 2);
 
 // A float rounded to bfloat16 and widened again.
-constexpr float rounded_to_bf16(float value) { return static_cast<float>(BFloat16(value)); }
+constexpr float rounded_to_bf16(float value) {
+    return static_cast<float>(BFloat16(value));
+}
 
 // float8 e4m3 (finite variant: no infinity, 0x7f and 0xff are NaN).  Bias 7, maximum 448.
 struct Float8E4M3 {

@@ -90,18 +90,17 @@ using Status = Result<void>;
 }  // namespace percheron
 
 // Returns the error of a Status or Result expression to the caller, if there is one.
-#define PERCHERON_TRY(expression)                                   \
-    do {                                                            \
-        auto percheron_try_result = (expression);                   \
-        if (!percheron_try_result.ok())                             \
-            return std::move(percheron_try_result).error();         \
+#define PERCHERON_TRY(expression)                                                       \
+    do {                                                                                \
+        auto percheron_try_result = (expression);                                       \
+        if (!percheron_try_result.ok()) return std::move(percheron_try_result).error(); \
     } while (false)
 
 // PERCHERON_ASSIGN(auto header, read_header(file)): declares `header` or returns the error.
 #define PERCHERON_JOIN_INNER(a, b) a##b
 #define PERCHERON_JOIN(a, b) PERCHERON_JOIN_INNER(a, b)
-#define PERCHERON_ASSIGN(declaration, expression)                                            \
-    auto PERCHERON_JOIN(percheron_result_, __LINE__) = (expression);                         \
-    if (!PERCHERON_JOIN(percheron_result_, __LINE__).ok())                                   \
-        return std::move(PERCHERON_JOIN(percheron_result_, __LINE__)).error();               \
+#define PERCHERON_ASSIGN(declaration, expression)                              \
+    auto PERCHERON_JOIN(percheron_result_, __LINE__) = (expression);           \
+    if (!PERCHERON_JOIN(percheron_result_, __LINE__).ok())                     \
+        return std::move(PERCHERON_JOIN(percheron_result_, __LINE__)).error(); \
     declaration = std::move(PERCHERON_JOIN(percheron_result_, __LINE__)).value()

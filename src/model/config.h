@@ -1,5 +1,6 @@
 // The shape of a GLM-5.3-Flash network (MODEL.md section 1), as plain numbers.  Parsed from
-// config.json by src/checkpoint, made up by `synth`; field names are the checkpoint's in full words.
+// config.json by src/checkpoint, made up by `synth`; field names are the checkpoint's in full
+// words.
 #pragma once
 
 #include <cstddef>
@@ -41,21 +42,21 @@ struct ModelConfig {
 
     // Multi-head latent attention without positions.
     std::size_t attention_heads = 0;
-    std::size_t query_rank = 0;        // q_lora_rank
-    std::size_t latent = 0;            // kv_lora_rank: the whole cache entry of a token
-    std::size_t query_key_dim = 0;     // qk_nope_head_dim; the rope part must be 0
-    std::size_t value_dim = 0;         // v_head_dim
+    std::size_t query_rank = 0;     // q_lora_rank
+    std::size_t latent = 0;         // kv_lora_rank: the whole cache entry of a token
+    std::size_t query_key_dim = 0;  // qk_nope_head_dim; the rope part must be 0
+    std::size_t value_dim = 0;      // v_head_dim
 
     // The pooled indexer of the sparse layers.
     std::size_t index_heads = 0;
     std::size_t index_dim = 0;
-    std::size_t index_pool = 4;   // tokens pooled into one key (index_kpool)
-    std::size_t index_topk = 0;   // tokens selected; index_topk / index_pool pools
+    std::size_t index_pool = 4;  // tokens pooled into one key (index_kpool)
+    std::size_t index_topk = 0;  // tokens selected; index_topk / index_pool pools
 
     // KDA linear attention; key dim = value dim = kda_dim.
     std::size_t kda_heads = 0;
     std::size_t kda_dim = 0;
-    std::size_t kda_conv = 4;        // short_conv_kernel_size
+    std::size_t kda_conv = 4;  // short_conv_kernel_size
     float kda_gate_lower_bound = -5.0f;
 
     // Experts.

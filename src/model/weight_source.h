@@ -19,11 +19,13 @@ class WeightSource {
     // Whether any tensor of this stem is there: "....q_proj" finds q_proj.weight, .weight_packed, …
     virtual bool has(std::string_view stem) const = 0;
 
-    // The matrix of a stem, [n, k], in whatever format is stored, its parts gathered from any shard.
-    // `stem` has no ".weight"; a tensor stored under the bare stem (index_kpool_compress_gate) is
-    // found too.  The view points into the source's memory and lives as long as the source.
-    // Errors: not_found, corrupt (shape or scale mismatch, named), unsupported (format).
-    virtual Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) = 0;
+    // The matrix of a stem, [n, k], in whatever format is stored, its parts gathered from any
+    // shard. `stem` has no ".weight"; a tensor stored under the bare stem
+    // (index_kpool_compress_gate) is found too.  The view points into the source's memory and lives
+    // as long as the source. Errors: not_found, corrupt (shape or scale mismatch, named),
+    // unsupported (format).
+    virtual Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n,
+                                             std::size_t k) = 0;
 
     // A small tensor by its full name, stored as F32 or BF16, widened to float into `out`, whose
     // size must equal the element count.

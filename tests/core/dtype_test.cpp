@@ -1,8 +1,9 @@
 #include "core/dtype.h"
 
 #include <cmath>
-#include <gtest/gtest.h>
 #include <random>
+
+#include <gtest/gtest.h>
 
 namespace percheron {
 namespace {
@@ -31,7 +32,8 @@ TEST(BFloat16, RoundsToTheNearestAndTiesToEven) {
 
 TEST(Float8E4M3, EveryCodeSurvivesARoundTrip) {
     for (int code = 0; code < 256; ++code) {
-        const auto value = static_cast<float>(Float8E4M3::from_bits(static_cast<std::uint8_t>(code)));
+        const auto value =
+            static_cast<float>(Float8E4M3::from_bits(static_cast<std::uint8_t>(code)));
         if (std::isnan(value)) {
             EXPECT_EQ(code & 0x7f, 0x7f);
             continue;
@@ -47,7 +49,8 @@ TEST(Float8E4M3, RoundsToTheNearestCode) {
         const float value = std::exp2(exponents(random)) * (trial % 2 == 0 ? 1.0f : -1.0f);
         const auto chosen = static_cast<float>(Float8E4M3(value));
         for (int code = 0; code < 256; ++code) {
-            const auto other = static_cast<float>(Float8E4M3::from_bits(static_cast<std::uint8_t>(code)));
+            const auto other =
+                static_cast<float>(Float8E4M3::from_bits(static_cast<std::uint8_t>(code)));
             if (std::isnan(other)) continue;
             ASSERT_LE(std::fabs(chosen - value), std::fabs(other - value)) << value;
         }

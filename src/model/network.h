@@ -1,0 +1,52 @@
+// The text trunk of GLM-5.3-Flash in reading order: embed, layers of two hyper-connected sublayers,
+// mean of the streams, norm, head.  Calls backend stages only; owns placed weights and the
+// activations between stages; caches belong to the caller.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "model/config.h"
+#include "model/weight_source.h"
+#include "ops/backend.h"
+
+namespace percheron::model {
+
+// One view a layer of its kind, in layer order; the MTP layer's pages come last.
+struct CacheViews {
+    std::vector<ops::KdaSlots> kda;
+    std::vector<ops::LatentPages> latent;
+};
+
+struct NetworkOptions {
+    std::size_t max_rows = 512;       // rows of a step
+    std::size_t max_logit_rows = 64;  // rows of a step whose logits can be wanted
+};
+
+class Network {
+  public:
+    // Asks the source for every tensor by name and shape and places it in the backend.
+    // Errors: the source's, with the tensor named; out_of_memory from the backend.
+    static Result<std::unique_ptr<Network>> load(const ModelConfig& config, WeightSource& weights,
+                                                 ops::Backend& backend,
+                                                 const NetworkOptions& options);
+    virtual ~Network() = default;
+
+    virtual const ModelConfig& config() const = 0;
+
+    // Computes the batch and updates the caches.  Row i of the result belongs to
+    // batch.logit_rows[i]: fp32 logits [logit rows][vocabulary], valid until the next forward.
+    // batch.rows() <= max_rows, batch.logit_rows.size() <= max_logit_rows.
+    virtual Result<std::span<const float>> forward(const ops::RowBatch& batch,
+                                                   const CacheViews& caches) = 0;
+
+    // Observation of the latest forward, for tests and drafters: `layer`'s output averaged over the
+    // streams (taps must be asked for before the step), and the final normed hidden rows.
+    virtual void set_taps(std::vector<std::size_t> layers) = 0;
+    virtual ops::Activations tap(std::size_t index) const = 0;
+    virtual ops::Activations hidden() const = 0;
+};
+
+}  // namespace percheron::model
