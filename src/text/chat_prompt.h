@@ -1,0 +1,69 @@
+// A chat request becomes a prompt: messages and tools in, token ids out.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "percheron/types.h"
+
+#include "core/status.h"
+#include "text/tokenizer.h"
+
+namespace percheron {
+
+struct ChatOptions {
+    bool add_generation_prompt = true;
+    // The last message is an assistant's and the reply continues it.  Needs
+    // add_generation_prompt = false.
+    bool continue_final_message = false;
+    // `low`, `high` or `max`; empty leaves it to the template.
+    std::string reasoning_effort;
+    // The request's chat_template_kwargs: further variables for the template.  An object or null.
+    nlohmann::ordered_json variables;
+};
+
+struct ChatPrompt {
+    std::vector<TokenId> ids;
+    std::string text;                          // as rendered
+    std::vector<std::size_t> image_positions;  // of each <|image|> in ids, in order
+    std::vector<std::size_t> video_positions;
+    bool starts_in_reasoning = false;  // the reply begins inside <think>
+    std::string last_message;          // text of the last message
+};
+
+// The chat template and tokenizer of one model.  Thread-safe once loaded.
+class ChatFormat {
+  public:
+    // Reads tokenizer.json and chat_template.jinja of a model folder (or the chat_template of
+    // tokenizer_config.json).
+    static Result<ChatFormat> load(const std::filesystem::path& model_folder);
+    static Result<ChatFormat> make(Tokenizer tokenizer, std::string_view template_source);
+
+    ChatFormat(ChatFormat&&) noexcept;
+    ChatFormat& operator=(ChatFormat&&) noexcept;
+    ~ChatFormat();
+
+    const Tokenizer& tokenizer() const;
+
+    // `messages`: OpenAI messages.  Accepted alike: tool-call arguments as JSON string or object;
+    // content null, absent, "" or a list of parts; `developer` for `system`; `reasoning` for
+    // `reasoning_content`.  `tools`: a list or null.  Text of messages and tools never becomes a
+    // control token.
+    // Errors: invalid_argument with the place and what is wrong in one sentence.
+    Result<ChatPrompt> render(const nlohmann::ordered_json& messages,
+                              const nlohmann::ordered_json& tools,
+                              const ChatOptions& options) const;
+
+  private:
+    struct Content;
+    explicit ChatFormat(std::unique_ptr<const Content> content);
+
+    std::unique_ptr<const Content> content_;
+};
+
+}  // namespace percheron
