@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,19 @@
 #include "core/status.h"
 
 namespace percheron {
+
+// Error::reason() of what submit() refuses and of what ends as `failed`; a server passes them on as
+// the error's code.
+namespace reasons {
+inline constexpr std::string_view invalid_value = "invalid_value";
+inline constexpr std::string_view unsupported_parameter = "unsupported_parameter";
+inline constexpr std::string_view context_length_exceeded = "context_length_exceeded";
+inline constexpr std::string_view queue_full = "queue_full";            // code unavailable
+inline constexpr std::string_view shutting_down = "shutting_down";      // code unavailable
+inline constexpr std::string_view engine_dead = "engine_dead";          // code unavailable
+inline constexpr std::string_view numerical_fault = "numerical_fault";  // code internal
+inline constexpr std::string_view no_token_left = "no_token_left";  // masks leave nothing; internal
+}  // namespace reasons
 
 // How a token is chosen from the logits.  Ranges are checked by submit().
 struct SamplingParameters {
@@ -44,7 +58,7 @@ struct GenerationRequest {
     std::vector<TokenId> prompt;  // at least one token
     SamplingParameters sampling;
     std::uint32_t choices = 1;                // independent continuations of the prompt
-    std::optional<std::uint32_t> max_tokens;  // absent: what is left of the context
+    std::optional<std::uint32_t> max_tokens;  // at least 1; absent: what is left of the context
     std::uint32_t min_tokens = 0;             // stop ids are not chosen before this many
     bool ignore_eos = false;                  // no stop id ends the reply; none is chosen either
     std::vector<TokenId> extra_stop_tokens;   // beside the model's own stop ids
@@ -179,8 +193,10 @@ class Engine {
 
     // Checks the request against ranges, context and pools, and queues it.  Thread-safe.
     // The sink must outlive the request's last event.
-    // Errors: invalid_argument (a range), out_of_memory with the message of the largest that fits,
-    // unsupported (a feature this engine lacks).
+    // Errors, each with its reason: invalid_argument (a range: invalid_value; prompt + max_tokens
+    // beyond the context: context_length_exceeded, the message names both and the largest that
+    // fits), unsupported (a feature this engine lacks: unsupported_parameter), unavailable
+    // (queue_full, shutting_down, engine_dead).
     virtual Result<RequestId> submit(GenerationRequest request, EngineEventSink& sink) = 0;
 
     // Ends one choice, or all with choice = all_choices, within a step; its Finished event still

@@ -14,6 +14,8 @@ std::string_view name_of(ErrorCode code) {
             return "unsupported";
         case ErrorCode::out_of_memory:
             return "out_of_memory";
+        case ErrorCode::unavailable:
+            return "unavailable";
         case ErrorCode::io:
             return "io";
         case ErrorCode::cancelled:
@@ -28,7 +30,7 @@ Error Error::in(std::string_view place) const {
     std::string message(place);
     message += ": ";
     message += message_;
-    return Error(code_, std::move(message));
+    return Error(code_, std::move(message), reason_);
 }
 
 }  // namespace percheron

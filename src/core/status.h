@@ -19,6 +19,7 @@ enum class ErrorCode {
     corrupt,           // bytes on disk or on the wire contradict themselves
     unsupported,       // well-formed, but this build or machine does not do it
     out_of_memory,     // the plan does not fit; the message says what would
+    unavailable,       // not now: full or going down; the same call may work later
     io,                // the operating system refused a read, write or map
     cancelled,         // somebody asked for the work to end
     internal,          // a broken promise of this program
@@ -28,10 +29,14 @@ std::string_view name_of(ErrorCode code);
 
 class Error {
   public:
-    Error(ErrorCode code, std::string message) : code_(code), message_(std::move(message)) {}
+    // `reason` is a stable word for programs ("queue_full"), with static storage; empty where the
+    // code says enough.
+    Error(ErrorCode code, std::string message, std::string_view reason = {})
+        : code_(code), message_(std::move(message)), reason_(reason) {}
 
     ErrorCode code() const { return code_; }
     const std::string& message() const { return message_; }
+    std::string_view reason() const { return reason_; }
 
     // The same error with a prefix that says where it happened: "model.safetensors: header ...".
     Error in(std::string_view place) const;
@@ -39,6 +44,7 @@ class Error {
   private:
     ErrorCode code_;
     std::string message_;
+    std::string_view reason_;
 };
 
 // Either a T or an Error.  Test with ok() before value().

@@ -5,6 +5,7 @@
 // memory and in its activation dtype.  Shapes below use R rows, D hidden, S streams.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -147,6 +148,8 @@ class Backend {
     // table can be printed from what was really asked for.
     virtual Result<std::unique_ptr<BackendBuffer>> allocate(Bytes bytes,
                                                             std::string_view purpose) = 0;
+    // Sets bytes of this backend's memory to zero, in order with the steps.
+    virtual void clear(void* data, Bytes bytes) { std::memset(data, 0, bytes); }
     // Makes a stored matrix usable by the stages (upload, repack) or returns it as it is.  The
     // result lives as long as both the source and the backend.
     virtual Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name) = 0;
