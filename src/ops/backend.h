@@ -148,6 +148,9 @@ class Backend {
     // table can be printed from what was really asked for.
     virtual Result<std::unique_ptr<BackendBuffer>> allocate(Bytes bytes,
                                                             std::string_view purpose) = 0;
+    // The same in memory that the host reads as it is, for logits.
+    virtual Result<std::unique_ptr<BackendBuffer>> allocate_host_readable(
+        Bytes bytes, std::string_view purpose) = 0;
     // Sets bytes of this backend's memory to zero, in order with the steps.
     virtual void clear(void* data, Bytes bytes) { std::memset(data, 0, bytes); }
     // Makes a stored matrix usable by the stages (upload, repack) or returns it as it is.  The
@@ -183,6 +186,9 @@ class Backend {
     // host-readable memory after run() returns.
     virtual void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
                       Activations logits) = 0;
+
+    // Copies rows to host memory, widened to float, out[rows][columns]; after run() has returned.
+    virtual void read(const Activations& rows, float* out) = 0;
 };
 
 }  // namespace percheron::ops
