@@ -5,30 +5,39 @@
 
 namespace percheron {
 
+namespace {
+
+struct NamedType {
+    DType dtype;
+    std::string_view name;
+};
+
+constexpr NamedType named_types[] = {
+    {DType::f64, "F64"},         {DType::f32, "F32"},         {DType::bf16, "BF16"},
+    {DType::f16, "F16"},         {DType::f8_e4m3, "F8_E4M3"}, {DType::f8_e5m2, "F8_E5M2"},
+    {DType::f8_e8m0, "F8_E8M0"}, {DType::i64, "I64"},         {DType::u64, "U64"},
+    {DType::i32, "I32"},         {DType::u32, "U32"},         {DType::i16, "I16"},
+    {DType::u16, "U16"},         {DType::i8, "I8"},           {DType::u8, "U8"},
+    {DType::boolean, "BOOL"},
+};
+
+}  // namespace
+
 std::string_view name_of(DType dtype) {
-    switch (dtype) {
-        case DType::f32:
-            return "F32";
-        case DType::bf16:
-            return "BF16";
-        case DType::f16:
-            return "F16";
-        case DType::f8_e4m3:
-            return "F8_E4M3";
-        case DType::i64:
-            return "I64";
-        case DType::i32:
-            return "I32";
-        case DType::u32:
-            return "U32";
-        case DType::i8:
-            return "I8";
-        case DType::u8:
-            return "U8";
-        case DType::boolean:
-            return "BOOL";
+    for (const NamedType& type : named_types) {
+        if (type.dtype == dtype) return type.name;
     }
     return "?";
+}
+
+bool dtype_from_name(std::string_view name, DType& dtype) {
+    for (const NamedType& type : named_types) {
+        if (type.name == name) {
+            dtype = type.dtype;
+            return true;
+        }
+    }
+    return false;
 }
 
 Float8E4M3::Float8E4M3(float value) {

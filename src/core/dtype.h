@@ -9,11 +9,32 @@
 
 namespace percheron {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f8_e4m3, i64, i32, u32, i8, u8, boolean };
+// Every type a safetensors file may name; the network computes from f32, bf16, f8_e4m3 and packed
+// integers only.
+enum class DType : std::uint8_t {
+    f64,
+    f32,
+    bf16,
+    f16,
+    f8_e4m3,
+    f8_e5m2,
+    f8_e8m0,
+    i64,
+    u64,
+    i32,
+    u32,
+    i16,
+    u16,
+    i8,
+    u8,
+    boolean
+};
 
 constexpr std::size_t size_of(DType dtype) {
     switch (dtype) {
+        case DType::f64:
         case DType::i64:
+        case DType::u64:
             return 8;
         case DType::f32:
         case DType::i32:
@@ -21,13 +42,17 @@ constexpr std::size_t size_of(DType dtype) {
             return 4;
         case DType::bf16:
         case DType::f16:
+        case DType::i16:
+        case DType::u16:
             return 2;
         default:
             return 1;
     }
 }
 
+// The name safetensors uses, and its inverse (false: no such type; `dtype` is then untouched).
 std::string_view name_of(DType dtype);
+bool dtype_from_name(std::string_view name, DType& dtype);
 
 // bfloat16: the upper half of an IEEE binary32.  Conversion from float rounds to nearest even and
 // keeps NaN a (quiet) NaN.

@@ -1,0 +1,141 @@
+#include "checkpoint/examination.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "checkpoint/architecture.h"
+#include "checkpoint/formats.h"
+#include "checkpoint/names.h"
+
+namespace percheron::checkpoint {
+namespace {
+
+// A checkpoint that lacks thousands of tensors is told so by the first few.
+constexpr std::size_t most_problems = 20;
+
+class Examination {
+  public:
+    Examination(const ShardSet& shards, Inventory& inventory)
+        : shards_(shards), inventory_(inventory) {}
+
+    bool full() const { return inventory_.problems.size() >= most_problems; }
+
+    void take(const std::vector<ExpectedTensor>& expected) {
+        for (const ExpectedTensor& tensor : expected) {
+            if (full()) return;
+            take(tensor);
+        }
+    }
+
+    // Marks a stored tensor as understood although the network computes without it.
+    void take_unused(const TensorPlace& place, const std::string& canonical) {
+        const ops::WeightFormat format =
+            place.tensor->dtype == DType::f32 ? ops::WeightFormat::f32 : ops::WeightFormat::bf16;
+        count(format, {place});
+        taken_.insert(canonical);
+    }
+
+    bool taken(const std::string& canonical) const { return taken_.contains(canonical); }
+
+  private:
+    void take(const ExpectedTensor& expected) {
+        auto parts = find_weight(shards_, stem_of(expected.name), expected.shape);
+        if (!parts.ok()) {
+            inventory_.problems.push_back(parts.error());
+            return;
+        }
+        const bool quantised =
+            parts->format != ops::WeightFormat::bf16 && parts->format != ops::WeightFormat::f32;
+        if (quantised && expected.role == TensorRole::plain) {
+            inventory_.problems.emplace_back(
+                ErrorCode::unsupported,
+                describe(parts->data) + ": must be BF16 or F32, this tensor is never quantised");
+            return;
+        }
+        count(parts->format, parts->all());
+    }
+
+    void count(ops::WeightFormat format, const std::vector<TensorPlace>& places) {
+        FormatTally& tally = inventory_.formats[std::string(ops::name_of(format))];
+        ++tally.tensors;
+        for (const TensorPlace& place : places) {
+            tally.bytes += place.tensor->bytes.size();
+            taken_.insert(canonical_name(place.tensor->name));
+        }
+    }
+
+    const ShardSet& shards_;
+    Inventory& inventory_;
+    std::unordered_set<std::string> taken_;
+};
+
+bool any_below(const ShardSet& shards, std::string_view prefix) {
+    return std::any_of(shards.tensors().begin(), shards.tensors().end(),
+                       [&](const auto& entry) { return entry.first.starts_with(prefix); });
+}
+
+// Tensors some converters keep that say nothing new: copies of the embedding and head in the MTP
+// layer, rotary tables of an architecture without rotation, scales of a quantised cache.
+bool known_but_unused(std::string_view canonical) {
+    for (const std::string_view suffix :
+         {"shared_head.head.weight", "rotary_emb.inv_freq", ".k_scale", ".v_scale"}) {
+        if (canonical.ends_with(suffix)) return true;
+    }
+    return canonical.starts_with(text_prefix) && canonical.ends_with(".embed_tokens.weight");
+}
+
+}  // namespace
+
+void examine_tensors(const ShardSet& shards, model::ModelConfig& config, Inventory& inventory) {
+    Examination examination(shards, inventory);
+    examination.take(outer_tensors(config));
+    for (std::size_t i = 0; i < config.layers() && !examination.full(); ++i) {
+        examination.take(layer_tensors(config, i));
+    }
+
+    const std::size_t promised = config.mtp_layers;
+    config.mtp_layers = 0;
+    while (!examination.full() &&
+           any_below(shards, layer_prefix(config.layers() + config.mtp_layers))) {
+        examination.take(layer_tensors(config, config.layers() + config.mtp_layers));
+        ++config.mtp_layers;
+    }
+    inventory.mtp = config.mtp_layers > 0;
+    if (config.mtp_layers != promised) {
+        inventory.warnings.push_back(
+            "config.json: num_nextn_predict_layers is " + std::to_string(promised) + " but " +
+            std::to_string(config.mtp_layers) + " MTP layers are stored; the files decide");
+    }
+
+    const bool tower_stored = any_below(shards, vision_prefix);
+    if (config.has_vision && !tower_stored) {
+        inventory.warnings.push_back(
+            "config.json: vision_config is there but no vision tensor is; text only");
+    }
+    config.has_vision = config.has_vision && tower_stored;
+    inventory.vision = config.has_vision;
+    if (config.has_vision) examination.take(vision_tensors(config.vision));
+
+    for (const auto& [name, place] : shards.tensors()) {
+        if (examination.taken(name)) continue;
+        if (known_but_unused(name)) {
+            examination.take_unused(place, name);
+        } else {
+            inventory.unclassified.push_back(place.tensor->name);
+        }
+    }
+    std::sort(inventory.unclassified.begin(), inventory.unclassified.end());
+    // A tensor nobody reads may be a bias, a scale or a layer that changes the result.
+    if (inventory.problems.empty() && !inventory.unclassified.empty()) {
+        const TensorPlace first = shards.find(canonical_name(inventory.unclassified.front()));
+        inventory.problems.emplace_back(
+            ErrorCode::unsupported,
+            describe(first) + ": the network has no place for it (" +
+                std::to_string(inventory.unclassified.size()) + " such tensors)" +
+                (tower_stored && !inventory.vision ? "; is vision_config missing in config.json?"
+                                                   : ""));
+    }
+}
+
+}  // namespace percheron::checkpoint
