@@ -125,7 +125,7 @@ struct NetworkShape {
     bool normalise_router_weights = true;
     float router_scale = 1.0f;
     float swiglu_limit = 10.0f;
-    std::size_t dense_intermediate = 0, expert_intermediate = 0;
+    std::size_t dense_intermediate = 0, expert_intermediate = 0, shared_intermediate = 0;
 };
 
 // Memory of a backend, freed with the object.

@@ -1,0 +1,39 @@
+// The oracle: every primitive as its header's formula, in plain loops, sums in double, one row
+// after the other.  Slow on purpose; what every other implementation is compared with.
+#pragma once
+
+#include "ops/primitives.h"
+
+namespace percheron::ops::reference {
+
+class ReferencePrimitives : public Primitives {
+  public:
+    Status prepare(const NetworkShape&, std::size_t, std::size_t) override { return {}; }
+
+    void rms_norm(const RmsNorm& op) override;
+    void layer_norm(const LayerNorm& op) override;
+    void linear(std::span<const Linear> ops) override;
+
+    void mhc_gates(const MhcGateComputation& op) override;
+    void mhc_update(const MhcUpdate& op) override;
+    void mhc_collapse(const MhcCollapse& op) override;
+
+    void short_conv(const ShortConv& op) override;
+    void kda_gates(const KdaGates& op) override;
+    void kda_step(const KdaRecurrence& op) override;
+    void kda_chunk(const KdaRecurrence& op) override;
+    void gated_norm(const GatedNorm& op) override;
+
+    void index_pool(const IndexPool& op) override;
+    void select_tokens(const SelectTokens& op) override;
+    void store_latents(const StoreLatents& op) override;
+    void absorb_queries(const AbsorbQueries& op) override;
+    void latent_attention(const LatentAttention& op) override;
+    void expand_values(const ExpandValues& op) override;
+
+    void router(const Router& op) override;
+    void swiglu(const Swiglu& op) override;
+    void combine_experts(const CombineExperts& op) override;
+};
+
+}  // namespace percheron::ops::reference
