@@ -38,13 +38,16 @@ class Network {
 
     // Computes the batch and updates the caches.  Row i of the result belongs to
     // batch.logit_rows[i]: fp32 logits [logit rows][vocabulary], valid until the next forward.
-    // batch.rows() <= max_rows, batch.logit_rows.size() <= max_logit_rows.
+    // Errors: invalid_argument for a batch that breaks ops/batch.h, the options' limits or the
+    // vocabulary; nothing has been computed then.
     virtual Result<std::span<const float>> forward(const ops::RowBatch& batch,
                                                    const CacheViews& caches) = 0;
 
     // Observation of the latest forward, for tests and drafters: `layer`'s output averaged over the
-    // streams (taps must be asked for before the step), and the final normed hidden rows.
-    virtual void set_taps(std::vector<std::size_t> layers) = 0;
+    // streams (taps must be asked for before the step), and the final normed hidden rows.  Rows of
+    // the latest batch, in backend memory.
+    // Errors: out_of_memory; invalid_argument for a layer the network lacks.
+    virtual Status set_taps(std::vector<std::size_t> layers) = 0;
     virtual ops::Activations tap(std::size_t index) const = 0;
     virtual ops::Activations hidden() const = 0;
 };

@@ -7,6 +7,8 @@
 
 #include "percheron/types.h"
 
+#include "core/status.h"
+
 namespace percheron::ops {
 
 // The two fixed arithmetics of the promise "batched = alone".  The class of a position depends only
@@ -59,5 +61,8 @@ struct RowBatch {
 
     std::size_t rows() const { return tokens.size(); }
 };
+
+// Whether a batch keeps to what is said above and every token is an id below `vocabulary`.
+Status check_batch(const RowBatch& batch, std::size_t vocabulary);
 
 }  // namespace percheron::ops

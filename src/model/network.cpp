@@ -1,0 +1,202 @@
+#include "model/network.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "model/trunk_weights.h"
+
+namespace percheron::model {
+namespace {
+
+ops::NetworkShape shape_of(const ModelConfig& config) {
+    ops::NetworkShape shape;
+    shape.vocabulary = config.vocabulary;
+    shape.hidden = config.hidden;
+    shape.streams = config.streams;
+    shape.sinkhorn_iterations = config.sinkhorn_iterations;
+    shape.rms_eps = config.rms_norm_eps;
+    shape.mhc_eps = config.mhc_eps;
+    shape.kda_heads = config.kda_heads;
+    shape.kda_dim = config.kda_dim;
+    shape.kda_conv = config.kda_conv;
+    shape.kda_gate_lower_bound = config.kda_gate_lower_bound;
+    shape.attention_heads = config.attention_heads;
+    shape.query_rank = config.query_rank;
+    shape.latent = config.latent;
+    shape.query_key_dim = config.query_key_dim;
+    shape.value_dim = config.value_dim;
+    shape.index_heads = config.index_heads;
+    shape.index_dim = config.index_dim;
+    shape.index_pool = config.index_pool;
+    shape.index_topk = config.index_topk;
+    shape.experts = config.experts;
+    shape.experts_per_token = config.experts_per_token;
+    shape.normalise_router_weights = config.normalise_router_weights;
+    shape.router_scale = config.router_scale;
+    shape.swiglu_limit = config.swiglu_limit;
+    shape.dense_intermediate = config.dense_intermediate;
+    shape.expert_intermediate = config.expert_intermediate;
+    shape.shared_intermediate = config.expert_intermediate * config.shared_experts;
+    return shape;
+}
+
+class TextTrunk final : public Network {
+  public:
+    TextTrunk(const ModelConfig& config, ops::Backend& backend, const NetworkOptions& options)
+        : config_(config), backend_(backend), options_(options) {}
+
+    Status load(WeightSource& source) {
+        PERCHERON_ASSIGN(weights_, load_trunk(config_, source, backend_));
+        const std::size_t streams = config_.streams;
+        const DType dtype = backend_.activation_dtype();
+        PERCHERON_TRY(reserve(dtype, streams * config_.hidden, "residual streams", streams_));
+        PERCHERON_TRY(reserve(dtype, config_.hidden, "sublayer inputs", normed_));
+        PERCHERON_TRY(reserve(dtype, config_.hidden, "sublayer outputs", output_));
+        PERCHERON_TRY(reserve(DType::f32, streams, "hyper-connection gates", post_));
+        PERCHERON_TRY(reserve(DType::f32, streams * streams, "hyper-connection gates", comb_));
+        PERCHERON_ASSIGN(
+            logits_memory_,
+            backend_.allocate_host_readable(
+                options_.max_logit_rows * config_.vocabulary * sizeof(float), "logits"));
+        return backend_.prepare(shape_of(config_), options_.max_rows, options_.max_logit_rows);
+    }
+
+    const ModelConfig& config() const override { return config_; }
+
+    Result<std::span<const float>> forward(const ops::RowBatch& batch,
+                                           const CacheViews& caches) override {
+        PERCHERON_TRY(check(batch, caches));
+        for (ops::Activations* activations : {&streams_, &normed_, &output_, &post_, &comb_}) {
+            activations->rows = batch.rows();
+        }
+        for (ops::Activations& tap : taps_)
+            tap.rows = batch.rows();
+        const ops::Activations logits{logits_memory_->data(), DType::f32, batch.logit_rows.size(),
+                                      config_.vocabulary};
+        PERCHERON_TRY(backend_.run(batch, [&] { compute(batch, caches, logits); }));
+        return std::span<const float>(static_cast<const float*>(logits.data),
+                                      logits.rows * logits.columns);
+    }
+
+    Status set_taps(std::vector<std::size_t> layers) override {
+        for (const std::size_t layer : layers) {
+            if (layer >= config_.layers()) {
+                return Error(ErrorCode::invalid_argument,
+                             "Layer " + std::to_string(layer) + " cannot be tapped: the network " +
+                                 "has " + std::to_string(config_.layers()) + " layers.");
+            }
+        }
+        std::vector<ops::Activations> taps(layers.size());
+        for (ops::Activations& tap : taps) {
+            PERCHERON_TRY(
+                reserve(backend_.activation_dtype(), config_.hidden, "layer outputs", tap));
+        }
+        tapped_layers_ = std::move(layers);
+        taps_ = std::move(taps);
+        return {};
+    }
+    ops::Activations tap(std::size_t index) const override { return taps_[index]; }
+    ops::Activations hidden() const override { return normed_; }
+
+  private:
+    // Room for the largest step's rows.
+    Status reserve(DType dtype, std::size_t columns, std::string_view purpose,
+                   ops::Activations& out) {
+        PERCHERON_ASSIGN(auto memory,
+                         backend_.allocate(options_.max_rows * columns * size_of(dtype), purpose));
+        out = {memory->data(), dtype, options_.max_rows, columns};
+        memory_.push_back(std::move(memory));
+        return {};
+    }
+
+    Status check(const ops::RowBatch& batch, const CacheViews& caches) const {
+        PERCHERON_TRY(ops::check_batch(batch, config_.vocabulary));
+        if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows) {
+            return Error(ErrorCode::invalid_argument,
+                         "A step of " + std::to_string(batch.rows()) + " rows with " +
+                             std::to_string(batch.logit_rows.size()) +
+                             " wanted logits is larger than the network was loaded for.");
+        }
+        const auto kda_layers = static_cast<std::size_t>(
+            std::count(config_.mixers.begin(), config_.mixers.end(), MixerKind::kda));
+        if (caches.kda.size() < kda_layers ||
+            caches.latent.size() < config_.layers() - kda_layers) {
+            return Error(ErrorCode::invalid_argument,
+                         "The caches handed to the step lack layers of the network.");
+        }
+        return {};
+    }
+
+    // The network, from embedding to logits.
+    void compute(const ops::RowBatch& batch, const CacheViews& caches,
+                 const ops::Activations& logits) {
+        backend_.embed(weights_.embedding, batch, streams_);
+        std::size_t kda_layer = 0;
+        std::size_t sparse_layer = 0;
+        const ops::Activations* output = nullptr;  // of the sublayer before, not yet in the streams
+        for (std::size_t index = 0; index < weights_.layers.size(); ++index) {
+            const LayerWeights& layer = weights_.layers[index];
+            const ops::Activations* const tap = index > 0 ? tap_of(index - 1) : nullptr;
+            turn(batch, output, tap, &layer.attention_turn, nullptr);
+            output = &output_;
+            if (layer.kda) {
+                backend_.kda_mixer(*layer.kda, caches.kda[kda_layer++], batch, normed_, output_);
+            } else {
+                backend_.sparse_mixer(*layer.sparse, caches.latent[sparse_layer++], batch, normed_,
+                                      output_);
+            }
+            turn(batch, output, nullptr, &layer.feed_forward_turn, nullptr);
+            if (layer.dense) {
+                backend_.dense_ffn(*layer.dense, batch, normed_, output_);
+            } else {
+                backend_.moe_ffn(*layer.experts, batch, normed_, output_);
+            }
+        }
+        turn(batch, output, tap_of(weights_.layers.size() - 1), nullptr, weights_.final_norm);
+        backend_.head(weights_.head, batch, normed_, logits);
+    }
+
+    // From one sublayer's output to the next one's input.
+    void turn(const ops::RowBatch& batch, const ops::Activations* output,
+              const ops::Activations* tap, const ops::MhcWeights* next, const float* final_norm) {
+        ops::MhcTurn turn;
+        turn.streams = streams_;
+        turn.output = output;
+        turn.gates = {post_, comb_};
+        turn.next = next;
+        turn.final_norm = final_norm;
+        turn.normed = normed_;
+        turn.tap = tap;
+        backend_.mhc_turn(turn, batch);
+    }
+
+    const ops::Activations* tap_of(std::size_t layer) const {
+        const auto found = std::find(tapped_layers_.begin(), tapped_layers_.end(), layer);
+        if (found == tapped_layers_.end()) return nullptr;
+        return &taps_[static_cast<std::size_t>(found - tapped_layers_.begin())];
+    }
+
+    ModelConfig config_;
+    ops::Backend& backend_;
+    NetworkOptions options_;
+    TrunkWeights weights_;
+    std::vector<std::unique_ptr<ops::BackendBuffer>> memory_;
+    std::unique_ptr<ops::BackendBuffer> logits_memory_;
+    ops::Activations streams_, normed_, output_;
+    ops::Activations post_, comb_;
+    std::vector<std::size_t> tapped_layers_;
+    std::vector<ops::Activations> taps_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Network>> Network::load(const ModelConfig& config, WeightSource& weights,
+                                               ops::Backend& backend,
+                                               const NetworkOptions& options) {
+    auto trunk = std::make_unique<TextTrunk>(config, backend, options);
+    PERCHERON_TRY(trunk->load(weights));
+    return std::unique_ptr<Network>(std::move(trunk));
+}
+
+}  // namespace percheron::model
