@@ -3,7 +3,7 @@
 namespace percheron::apps {
 
 std::vector<AddCommand> all_commands() {
-    return {};
+    return {add_inspect, add_quantize};
 }
 
 }  // namespace percheron::apps

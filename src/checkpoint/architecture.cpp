@@ -12,8 +12,8 @@ using model::ModelConfig;
 // Appends tensors below one prefix.
 class Lister {
   public:
-    Lister(std::vector<ExpectedTensor>& tensors, std::string prefix)
-        : tensors_(tensors), prefix_(std::move(prefix)) {}
+    Lister(std::vector<ExpectedTensor>& tensors, std::string prefix, NetworkPart part)
+        : tensors_(tensors), prefix_(std::move(prefix)), part_(part) {}
 
     void matrix(const std::string& stem, std::size_t n, std::size_t k,
                 TensorRole role = TensorRole::matrix) {
@@ -34,15 +34,20 @@ class Lister {
         matrix(stem + "up_proj", intermediate, hidden, role);
         matrix(stem + "down_proj", hidden, intermediate, role);
     }
-    Lister below(const std::string& name) const { return {tensors_, prefix_ + name}; }
+    Lister below(const std::string& name) const { return {tensors_, prefix_ + name, part_}; }
+    // The same place as another part; everything in the MTP layer stays that layer's.
+    Lister as(NetworkPart part) const {
+        return {tensors_, prefix_, part_ == NetworkPart::mtp ? part_ : part};
+    }
 
   private:
     void add(const std::string& name, Shape shape, TensorRole role) {
-        tensors_.push_back({prefix_ + name, std::move(shape), role});
+        tensors_.push_back({prefix_ + name, std::move(shape), role, part_});
     }
 
     std::vector<ExpectedTensor>& tensors_;
     std::string prefix_;
+    NetworkPart part_;
 };
 
 void list_hyper_connections(Lister layer, const ModelConfig& config) {
@@ -95,29 +100,34 @@ void list_sparse_attention(Lister mixer, const ModelConfig& config) {
 }
 
 void list_experts(Lister mlp, const ModelConfig& config) {
-    mlp.matrix("gate", config.experts, config.hidden);
-    mlp.plain("gate.e_score_correction_bias", {config.experts});
+    Lister router = mlp.as(NetworkPart::router);
+    Lister routed = mlp.as(NetworkPart::routed_experts);
+    router.matrix("gate", config.experts, config.hidden);
+    router.plain("gate.e_score_correction_bias", {config.experts});
     for (std::size_t e = 0; e < config.experts; ++e) {
-        mlp.swiglu("experts." + std::to_string(e) + ".", config.expert_intermediate, config.hidden,
-                   TensorRole::routed_expert);
+        routed.swiglu("experts." + std::to_string(e) + ".", config.expert_intermediate,
+                      config.hidden, TensorRole::routed_expert);
     }
     if (config.shared_experts > 0) {
-        mlp.swiglu("shared_experts.", config.expert_intermediate * config.shared_experts,
-                   config.hidden);
+        mlp.as(NetworkPart::shared_experts)
+            .swiglu("shared_experts.", config.expert_intermediate * config.shared_experts,
+                    config.hidden);
     }
 }
 
 void list_trunk_layer(Lister layer, const ModelConfig& config, std::size_t index) {
-    list_hyper_connections(layer, config);
+    list_hyper_connections(layer.as(NetworkPart::hyper_connections), config);
     layer.norm("input_layernorm", config.hidden);
     layer.norm("post_attention_layernorm", config.hidden);
     if (config.mixers[index] == MixerKind::kda) {
-        list_kda(layer.below("self_attn."), config);
+        list_kda(layer.as(NetworkPart::kda).below("self_attn."), config);
     } else {
-        list_sparse_attention(layer.below("self_attn."), config);
+        list_sparse_attention(layer.as(NetworkPart::sparse_attention).below("self_attn."), config);
     }
     if (config.feed_forward[index] == FeedForwardKind::dense) {
-        layer.below("mlp.").swiglu("", config.dense_intermediate, config.hidden);
+        layer.as(NetworkPart::dense_ffn)
+            .below("mlp.")
+            .swiglu("", config.dense_intermediate, config.hidden);
     } else {
         list_experts(layer.below("mlp."), config);
     }
@@ -138,17 +148,18 @@ void list_mtp_layer(Lister layer, const ModelConfig& config) {
 
 std::vector<ExpectedTensor> outer_tensors(const ModelConfig& config) {
     std::vector<ExpectedTensor> tensors;
-    Lister text(tensors, std::string(text_prefix));
-    text.matrix("embed_tokens", config.vocabulary, config.hidden);
+    Lister text(tensors, std::string(text_prefix), NetworkPart::norms);
+    text.as(NetworkPart::embedding).matrix("embed_tokens", config.vocabulary, config.hidden);
     text.norm("norm", config.hidden);
-    Lister(tensors, "").matrix("lm_head", config.vocabulary, config.hidden);
+    Lister(tensors, "", NetworkPart::head).matrix("lm_head", config.vocabulary, config.hidden);
     return tensors;
 }
 
 std::vector<ExpectedTensor> layer_tensors(const ModelConfig& config, std::size_t index) {
     std::vector<ExpectedTensor> tensors;
-    Lister layer(tensors, layer_prefix(index));
-    if (index < config.layers()) {
+    const bool trunk = index < config.layers();
+    Lister layer(tensors, layer_prefix(index), trunk ? NetworkPart::norms : NetworkPart::mtp);
+    if (trunk) {
         list_trunk_layer(layer, config, index);
     } else {
         list_mtp_layer(layer, config);
@@ -158,7 +169,7 @@ std::vector<ExpectedTensor> layer_tensors(const ModelConfig& config, std::size_t
 
 std::vector<ExpectedTensor> vision_tensors(const model::VisionConfig& vision) {
     std::vector<ExpectedTensor> tensors;
-    Lister tower(tensors, std::string(vision_prefix));
+    Lister tower(tensors, std::string(vision_prefix), NetworkPart::vision);
     const auto with_bias = [](Lister& place, const std::string& stem, std::size_t n,
                               std::size_t k) {
         place.matrix(stem, n, k);
@@ -189,6 +200,36 @@ std::vector<ExpectedTensor> vision_tensors(const model::VisionConfig& vision) {
     merger.plain("post_projection_norm.bias", {vision.out_hidden});
     merger.swiglu("", vision.projection_intermediate, vision.out_hidden);
     return tensors;
+}
+
+std::string_view name_of(NetworkPart part) {
+    switch (part) {
+        case NetworkPart::embedding:
+            return "embedding";
+        case NetworkPart::head:
+            return "head";
+        case NetworkPart::hyper_connections:
+            return "hyper-connections";
+        case NetworkPart::kda:
+            return "KDA";
+        case NetworkPart::sparse_attention:
+            return "sparse attention";
+        case NetworkPart::dense_ffn:
+            return "dense FFN";
+        case NetworkPart::router:
+            return "router";
+        case NetworkPart::routed_experts:
+            return "routed experts";
+        case NetworkPart::shared_experts:
+            return "shared experts";
+        case NetworkPart::norms:
+            return "norms";
+        case NetworkPart::mtp:
+            return "MTP layer";
+        case NetworkPart::vision:
+            return "vision";
+    }
+    return "?";
 }
 
 std::string stem_of(const std::string& name) {

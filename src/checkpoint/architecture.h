@@ -23,6 +23,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
@@ -36,11 +37,30 @@ enum class TensorRole : std::uint8_t {
     plain,          // norms, biases, convolutions: BF16 or F32 only
 };
 
+// Which part of the network a tensor belongs to, for accounts of a checkpoint.
+enum class NetworkPart : std::uint8_t {
+    embedding,
+    head,
+    hyper_connections,
+    kda,
+    sparse_attention,
+    dense_ffn,
+    router,
+    routed_experts,
+    shared_experts,
+    norms,
+    mtp,  // the whole layer
+    vision,
+};
+
+std::string_view name_of(NetworkPart part);
+
 struct ExpectedTensor {
     // Full canonical name as an unquantised file spells it: "….q_proj.weight".
     std::string name;
     Shape shape;
     TensorRole role = TensorRole::plain;
+    NetworkPart part = NetworkPart::norms;
 };
 
 // Embedding, last norm and head.

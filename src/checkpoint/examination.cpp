@@ -32,7 +32,7 @@ class Examination {
     void take_unused(const TensorPlace& place, const std::string& canonical) {
         const ops::WeightFormat format =
             place.tensor->dtype == DType::f32 ? ops::WeightFormat::f32 : ops::WeightFormat::bf16;
-        count(format, {place});
+        count(inventory_.formats, format, {place});
         taken_.insert(canonical);
     }
 
@@ -53,11 +53,13 @@ class Examination {
                 describe(parts->data) + ": must be BF16 or F32, this tensor is never quantised");
             return;
         }
-        count(parts->format, parts->all());
+        count(inventory_.formats, parts->format, parts->all());
+        count(inventory_.parts[expected.part], parts->format, parts->all());
     }
 
-    void count(ops::WeightFormat format, const std::vector<TensorPlace>& places) {
-        FormatTally& tally = inventory_.formats[std::string(ops::name_of(format))];
+    void count(std::map<std::string, FormatTally>& tallies, ops::WeightFormat format,
+               const std::vector<TensorPlace>& places) {
+        FormatTally& tally = tallies[std::string(ops::name_of(format))];
         ++tally.tensors;
         for (const TensorPlace& place : places) {
             tally.bytes += place.tensor->bytes.size();

@@ -10,6 +10,7 @@
 
 #include "percheron/types.h"
 
+#include "checkpoint/architecture.h"
 #include "core/status.h"
 
 namespace percheron::checkpoint {
@@ -23,6 +24,8 @@ struct FormatTally {
 struct Inventory {
     // By ops::name_of(format), over every tensor that was recognised.
     std::map<std::string, FormatTally> formats;
+    // The same by part of the network.
+    std::map<NetworkPart, std::map<std::string, FormatTally>> parts;
     // Weights that quantization_config exempts and that are in fact stored unquantised.
     std::vector<std::string> ignored;
     // Stored tensors that the network has no place for.

@@ -79,17 +79,20 @@ Status SafetensorsWriter::finish() {
     return file_.commit();
 }
 
-std::vector<std::vector<TensorHeader>> split_into_shards(const std::vector<TensorHeader>& tensors,
-                                                         Bytes limit) {
+std::vector<std::vector<TensorHeader>> join_into_shards(
+    const std::vector<std::vector<TensorHeader>>& units, Bytes limit) {
     std::vector<std::vector<TensorHeader>> shards;
     Bytes size = 0;
-    for (const TensorHeader& tensor : tensors) {
-        if (shards.empty() || size + tensor.bytes() > limit) {
+    for (const std::vector<TensorHeader>& unit : units) {
+        Bytes needed = 0;
+        for (const TensorHeader& tensor : unit)
+            needed += tensor.bytes();
+        if (shards.empty() || size + needed > limit) {
             shards.emplace_back();
             size = 0;
         }
-        shards.back().push_back(tensor);
-        size += tensor.bytes();
+        shards.back().insert(shards.back().end(), unit.begin(), unit.end());
+        size += needed;
     }
     return shards;
 }

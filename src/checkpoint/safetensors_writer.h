@@ -53,10 +53,10 @@ class SafetensorsWriter {
     std::map<std::string, Slot> slots_;
 };
 
-// Splits tensors into shards of at most `limit` bytes (a larger tensor has a shard of its own), in
-// the order given.
-std::vector<std::vector<TensorHeader>> split_into_shards(const std::vector<TensorHeader>& tensors,
-                                                         Bytes limit);
+// Joins units (tensors that should stay together, such as a weight and its scales) into shards of
+// at most `limit` bytes, in the order given; a larger unit has a shard of its own.
+std::vector<std::vector<TensorHeader>> join_into_shards(
+    const std::vector<std::vector<TensorHeader>>& units, Bytes limit);
 
 // "model.safetensors" for the only shard, else "model-00001-of-00003.safetensors".
 std::string shard_name(std::size_t index, std::size_t count);

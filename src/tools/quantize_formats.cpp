@@ -1,0 +1,115 @@
+#include "tools/quantize_formats.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+namespace percheron::tools {
+namespace {
+
+constexpr std::size_t block = 128;
+constexpr float largest_e4m3 = 448.0f;
+constexpr std::uint16_t smallest_normal = 0x0080;  // as bits of a bfloat16
+
+float largest_magnitude(std::span<const float> values) {
+    float largest = 0;
+    for (const float value : values)
+        largest = std::max(largest, std::fabs(value));
+    return largest;
+}
+
+// The code of w, -8..7, ties to even.  Adding 1.5 * 2^23 leaves the nearest whole number in the low
+// bits of the sum, which compilers turn into vector code; |w / scale| is far below 2^22.
+inline float nearest_code(float weight, float inverse) {
+    constexpr float magic = 12582912.0f;
+    const float clamped = std::min(std::max(weight * inverse, -8.0f), 7.0f);
+    return (clamped + magic) - magic;
+}
+
+float squared_error(const float* weights, float scale) {
+    const float inverse = 1.0f / scale;
+    constexpr std::size_t lanes = 16;
+    float sums[lanes] = {};
+    for (std::size_t i = 0; i < block; i += lanes) {
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+            const float weight = weights[i + lane];
+            const float error = weight - nearest_code(weight, inverse) * scale;
+            sums[lane] += error * error;
+        }
+    }
+    float sum = 0;
+    for (const float part : sums)
+        sum += part;
+    return sum;
+}
+
+BFloat16 best_scale(std::span<const float> weights) {
+    const float largest = largest_magnitude(weights);
+    // Bits of positive bfloat16 values are ordered like the values.
+    const std::uint16_t first = BFloat16(largest / 14.0f).bits;
+    const std::uint16_t last = BFloat16(largest / 7.0f).bits;
+    if (last < smallest_normal) return BFloat16(1.0f);  // zeros, or so close that they become zeros
+    BFloat16 best = BFloat16::from_bits(last);
+    float smallest = squared_error(weights.data(), static_cast<float>(best));
+    for (std::uint16_t bits = std::max(first, smallest_normal); bits < last; ++bits) {
+        const BFloat16 scale = BFloat16::from_bits(bits);
+        const float error = squared_error(weights.data(), static_cast<float>(scale));
+        if (error < smallest || (error == smallest && bits < best.bits)) {
+            smallest = error;
+            best = scale;
+        }
+    }
+    return best;
+}
+
+}  // namespace
+
+RoundingError round_to_fp8_blocks(std::span<const float> weights, std::size_t rows, std::size_t k,
+                                  std::span<Float8E4M3> codes, std::span<float> scales) {
+    assert(rows <= block && weights.size() == rows * k && codes.size() == rows * k);
+    assert(scales.size() == (k + block - 1) / block);
+    RoundingError total;
+    for (std::size_t first = 0; first < k; first += block) {
+        const std::size_t count = std::min(block, k - first);
+        float largest = 0;
+        for (std::size_t row = 0; row < rows; ++row) {
+            largest = std::max(largest, largest_magnitude(weights.subspan(row * k + first, count)));
+        }
+        const float quotient = largest / largest_e4m3;
+        const float scale = std::isnormal(quotient) ? quotient : 1.0f;
+        scales[first / block] = scale;
+        for (std::size_t row = 0; row < rows; ++row) {
+            for (std::size_t i = row * k + first; i < row * k + first + count; ++i) {
+                codes[i] = Float8E4M3(weights[i] / scale);
+                const double error = weights[i] - static_cast<float>(codes[i]) * scale;
+                total.squared_error += error * error;
+                total.squared_sum += static_cast<double>(weights[i]) * weights[i];
+            }
+        }
+    }
+    return total;
+}
+
+RoundingError round_to_w4a16(std::span<const float> weights, std::span<std::uint32_t> words,
+                             std::span<BFloat16> scales) {
+    assert(weights.size() % block == 0 && words.size() == weights.size() / 8);
+    assert(scales.size() == weights.size() / block);
+    RoundingError total;
+    std::fill(words.begin(), words.end(), 0u);
+    for (std::size_t group = 0; group < scales.size(); ++group) {
+        scales[group] = best_scale(weights.subspan(group * block, block));
+        const auto scale = static_cast<float>(scales[group]);
+        const float inverse = 1.0f / scale;
+        for (std::size_t i = group * block; i < (group + 1) * block; ++i) {
+            const float code = nearest_code(weights[i], inverse);
+            const auto nibble = static_cast<std::uint32_t>(static_cast<int>(code) + 8);
+            words[i / 8] |= nibble << (4 * (i % 8));
+            const double error = weights[i] - code * scale;
+            total.squared_error += error * error;
+            total.squared_sum += static_cast<double>(weights[i]) * weights[i];
+        }
+    }
+    return total;
+}
+
+}  // namespace percheron::tools

@@ -1,0 +1,40 @@
+// Which format every weight of a checkpoint gets, and the config that says so.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/architecture.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/formats.h"
+#include "checkpoint/names.h"
+#include "checkpoint/safetensors_writer.h"
+#include "core/status.h"
+#include "tools/quantize.h"
+
+namespace percheron::tools {
+
+struct PlannedWeight {
+    checkpoint::ExpectedTensor tensor;
+    checkpoint::WeightParts source;
+    ops::WeightFormat format = ops::WeightFormat::bf16;
+    std::vector<checkpoint::TensorHeader> outputs;  // data first, then scales, then shape
+
+    bool copied() const { return format == source.format; }
+    std::size_t rows() const { return tensor.shape[0]; }
+    std::size_t columns() const { return tensor.shape[1]; }
+};
+
+// Every weight of the network, in the network's order.
+Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoint& model,
+                                                     const QuantizeOptions& options);
+
+// config.json of `folder` with its quantization_config replaced by one that describes the plan:
+// compressed-tensors' for w4a16 alone, the block FP8 form for fp8 alone, else the mixed form of
+// docs/CHECKPOINTS.md.
+Result<std::string> quantized_config(const std::filesystem::path& folder,
+                                     const std::vector<PlannedWeight>& plan,
+                                     const QuantizeOptions& options);
+
+}  // namespace percheron::tools
