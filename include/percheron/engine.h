@@ -180,6 +180,7 @@ struct EngineStatus {
     std::uint64_t reprefill_pending = 0;
     std::uint64_t checkpoints = 0;
     std::uint64_t steps = 0;
+    std::uint64_t preemptions = 0;  // running choices that gave up their pages
     double prefill_tokens_per_second = 0;  // over the last seconds
     double decode_tokens_per_second = 0;
 };

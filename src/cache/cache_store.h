@@ -1,0 +1,52 @@
+// The memory of the caches, one arena a group, and the views the network's layers get of it.
+//
+//   latents  [page][sparse layer][64][latent]             KV dtype
+//   pooled   [page][sparse layer][64 / pool][index dim]   KV dtype
+//   state    [slot][KDA layer][head][key dim][value dim]  fp32
+//   conv     [slot][KDA layer][ring][q | k | v]           fp32
+//   kept     [slot][KDA layer][ring][kept row]            fp32
+//   tails    [slot][sparse layer][tail ring][2][index dim] fp32
+//
+// Page and slot are the outermost index, so that what belongs to one of them lies together: a slot
+// is cleared by one write an arena, and a page moves as one block.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "percheron/types.h"
+
+#include "cache/cache_shape.h"
+#include "core/status.h"
+#include "model/network.h"
+#include "ops/backend.h"
+
+namespace percheron::cache {
+
+class CacheStore {
+  public:
+    // Errors: out_of_memory from the backend.
+    static Result<std::unique_ptr<CacheStore>> create(const CacheShape& shape, std::uint32_t pages,
+                                                      std::uint32_t slots, ops::Backend& backend);
+
+    const CacheShape& shape() const { return shape_; }
+    const model::CacheViews& views() const { return views_; }
+
+    // Everything mutable of the slot becomes zero: the state of a sequence of no tokens.
+    void clear_slot(RequestSlot slot);
+
+  private:
+    enum Arena : std::size_t { latents, pooled, state, conv, kept, tails, arena_count };
+
+    CacheStore(const CacheShape& shape, ops::Backend& backend);
+    Bytes slot_arena_bytes(Arena arena) const;
+    void build_views();
+
+    CacheShape shape_;
+    ops::Backend& backend_;
+    std::array<std::unique_ptr<ops::BackendBuffer>, arena_count> arenas_;
+    model::CacheViews views_;
+};
+
+}  // namespace percheron::cache

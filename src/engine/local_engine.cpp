@@ -1,0 +1,480 @@
+#include "engine/local_engine.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cache/cache_store.h"
+#include "core/logging.h"
+#include "engine/event_batches.h"
+#include "engine/request_check.h"
+#include "engine/sequence.h"
+#include "engine/step_runner.h"
+#include "engine/throughput.h"
+#include "sampling/sampler.h"
+
+namespace percheron::engine {
+
+namespace {
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
+
+class LocalEngine final : public Engine {
+  public:
+    LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> caches,
+                LocalEngineOptions options);
+    ~LocalEngine() override;
+
+    const EngineDescription& description() const override { return description_; }
+    EngineStatus status() const override;
+    Result<RequestId> submit(GenerationRequest request, EngineEventSink& sink) override;
+    void cancel(RequestId request, std::uint32_t choice) override;
+
+  private:
+    struct Cancel {
+        RequestId request{};
+        std::uint32_t choice = 0;
+    };
+
+    // The submitting threads' side.
+    std::uint64_t new_seed();
+    std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request, std::uint64_t seed,
+                                            std::uint32_t choice, EngineEventSink& sink) const;
+
+    // The engine thread's side.
+    void run();
+    bool take_inbox();
+    void end_cancelled_and_late();
+    Status step();
+    void take_token(const PlannedRows& planned, std::span<const float> logits);
+    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
+    void announce(Sequence& sequence);
+    void finish(Sequence& sequence, FinishReason reason, std::optional<Error> error = {});
+    void finish_step(double seconds);
+    void die(const Error& error);
+
+    NetworkParts parts_;
+    std::unique_ptr<cache::CacheStore> caches_;
+    const LocalEngineOptions options_;
+    EngineDescription description_;
+    RequestLimits limits_;
+
+    // Shared, under mutex_.
+    mutable std::mutex mutex_;
+    std::condition_variable wake_;
+    bool stopping_ = false;
+    std::vector<std::unique_ptr<Sequence>> submitted_;
+    std::vector<Cancel> cancelled_;
+    std::uint32_t alive_choices_ = 0;  // submitted and not finished
+    std::uint64_t last_request_ = 0;
+    std::uint64_t last_arrival_ = 0;
+    std::mt19937_64 seeds_;
+    EngineStatus status_;
+    Throughput prefilled_;
+    Throughput decoded_;
+
+    // The engine thread's own.
+    Scheduler scheduler_;
+    StepRunner runner_;
+    sampling::Sampler sampler_;
+    StepPlan plan_;
+    EventBatches events_;
+    std::vector<Cancel> cancels_now_;
+    std::uint32_t finished_now_ = 0;
+
+    std::thread thread_;
+};
+
+LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> caches,
+                         LocalEngineOptions options)
+    : parts_(std::move(parts)),
+      caches_(std::move(caches)),
+      options_(std::move(options)),
+      seeds_(options_.seed.value_or(0)),
+      prefilled_(Clock::now()),
+      decoded_(Clock::now()),
+      scheduler_(options_.scheduler),
+      runner_(*parts_.network, *caches_),
+      sampler_(parts_.network->config().vocabulary) {
+    description_.model_name = options_.model_name;
+    description_.vocabulary = static_cast<std::uint32_t>(parts_.network->config().vocabulary);
+    description_.context_tokens = options_.context_tokens;
+    description_.kv_tokens = std::uint64_t{options_.scheduler.pages} * ops::page_tokens;
+    description_.page_tokens = ops::page_tokens;
+    description_.max_running = options_.scheduler.max_running;
+    description_.stop_tokens = options_.stop_tokens;
+    limits_.vocabulary = description_.vocabulary;
+    limits_.context_tokens = options_.context_tokens;
+    limits_.most_choices = options_.scheduler.max_running + options_.max_queued;
+    limits_.has_think_tags = options_.think_tags.has_value();
+    status_.kv_tokens_total = description_.kv_tokens;
+    status_.kv_tokens_free = description_.kv_tokens;
+    thread_ = std::thread([this] { run(); });
+}
+
+LocalEngine::~LocalEngine() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+}
+
+EngineStatus LocalEngine::status() const {
+    const std::lock_guard lock(mutex_);
+    EngineStatus status = status_;
+    const auto now = Clock::now();
+    status.waiting += static_cast<std::uint32_t>(submitted_.size());
+    status.prefill_tokens_per_second = prefilled_.per_second(now);
+    status.decode_tokens_per_second = decoded_.per_second(now);
+    return status;
+}
+
+Result<RequestId> LocalEngine::submit(GenerationRequest request, EngineEventSink& sink) {
+    PERCHERON_TRY(check_request(request, limits_));
+    if (!request.thinking_budget && limits_.has_think_tags) {
+        request.thinking_budget = options_.thinking_budget;
+    }
+    const std::uint64_t seed = request.sampling.seed ? *request.sampling.seed : new_seed();
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    for (std::uint32_t choice = 0; choice < request.choices; ++choice) {
+        sequences.push_back(make_sequence(request, seed, choice, sink));
+    }
+
+    RequestId id{};
+    {
+        const std::lock_guard lock(mutex_);
+        if (!status_.alive) {
+            return Error(ErrorCode::unavailable, "the engine has stopped: " + status_.failure,
+                         reasons::engine_dead);
+        }
+        if (request.choices > limits_.most_choices - alive_choices_) {
+            return Error(ErrorCode::unavailable,
+                         "the waiting list is full (" + std::to_string(alive_choices_) +
+                             " requests run or wait); try again in a moment",
+                         reasons::queue_full);
+        }
+        alive_choices_ += request.choices;
+        id = RequestId(++last_request_);
+        for (auto& sequence : sequences) {
+            sequence->request = id;
+            sequence->arrival = ++last_arrival_;
+            submitted_.push_back(std::move(sequence));
+        }
+    }
+    wake_.notify_one();
+    return id;
+}
+
+void LocalEngine::cancel(RequestId request, std::uint32_t choice) {
+    {
+        const std::lock_guard lock(mutex_);
+        cancelled_.push_back({request, choice});
+    }
+    wake_.notify_one();
+}
+
+std::uint64_t LocalEngine::new_seed() {
+    if (options_.seed) {
+        const std::lock_guard lock(mutex_);
+        return seeds_();
+    }
+    std::random_device system;
+    return std::uint64_t{system()} << 32 | system();
+}
+
+std::unique_ptr<Sequence> LocalEngine::make_sequence(const GenerationRequest& request,
+                                                     std::uint64_t seed, std::uint32_t choice,
+                                                     EngineEventSink& sink) const {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->choice = choice;
+    sequence->priority = request.priority;
+    sequence->sink = &sink;
+    sequence->sampling = request.sampling;
+    sequence->seed = seed;
+    sequence->min_tokens = request.min_tokens;
+    sequence->prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
+    sequence->limit_is_context = !request.max_tokens;
+    sequence->token_limit =
+        request.max_tokens.value_or(options_.context_tokens - sequence->prompt_tokens);
+    sequence->ignore_eos = request.ignore_eos;
+    sequence->stop_tokens = options_.stop_tokens;
+    sequence->stop_tokens.insert(sequence->stop_tokens.end(), request.extra_stop_tokens.begin(),
+                                 request.extra_stop_tokens.end());
+    sequence->deadline = request.deadline;
+    sequence->tokens = request.prompt;
+    if (options_.think_tags) {
+        sequence->thinking =
+            ThinkingBudget(*options_.think_tags, request.thinking_budget, request.prompt);
+    }
+    if (sampling::uses_counts(request.sampling)) {
+        sequence->counts.emplace(description_.vocabulary);
+        sequence->counts->add(request.prompt);
+    }
+    sequence->submitted = Clock::now();
+    return sequence;
+}
+
+void LocalEngine::run() {
+    try {
+        while (take_inbox()) {
+            end_cancelled_and_late();
+            if (Status status = step(); !status.ok()) {
+                die(status.error());
+                return;
+            }
+        }
+    } catch (const std::exception& exception) {
+        die(Error(ErrorCode::internal, exception.what()));
+    }
+}
+
+// Waits until there is something to do; false: the engine is being destroyed.
+bool LocalEngine::take_inbox() {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] {
+        return stopping_ || !submitted_.empty() || !cancelled_.empty() ||
+               scheduler_.running() + scheduler_.waiting() > 0;
+    });
+    if (stopping_) {
+        return false;
+    }
+    for (auto& sequence : submitted_) {
+        scheduler_.add(std::move(sequence));
+    }
+    status_.waiting = scheduler_.waiting();
+    submitted_.clear();
+    cancels_now_.swap(cancelled_);
+    return true;
+}
+
+void LocalEngine::end_cancelled_and_late() {
+    const auto now = Clock::now();
+    for (Sequence* sequence : scheduler_.all()) {
+        const bool cancelled =
+            std::any_of(cancels_now_.begin(), cancels_now_.end(), [&](const Cancel& cancel) {
+                return cancel.request == sequence->request &&
+                       (cancel.choice == all_choices || cancel.choice == sequence->choice);
+            });
+        if (cancelled) {
+            finish(*sequence, FinishReason::cancelled);
+        } else if (sequence->deadline && now >= *sequence->deadline) {
+            finish(*sequence, FinishReason::deadline);
+        }
+    }
+    cancels_now_.clear();
+}
+
+Status LocalEngine::step() {
+    scheduler_.plan(plan_);
+    const auto start = Clock::now();
+    for (Sequence* sequence : plan_.admitted) {
+        caches_->clear_slot(*sequence->slot);
+        announce(*sequence);
+    }
+    if (!plan_.rows.empty()) {
+        PERCHERON_ASSIGN(const std::span<const float> logits, runner_.run(plan_));
+        scheduler_.commit(plan_, seconds_between(start, Clock::now()));
+        std::size_t row = 0;
+        for (const PlannedRows& planned : plan_.rows) {
+            if (planned.wants_token) {
+                const std::size_t vocabulary = description_.vocabulary;
+                take_token(planned, logits.subspan(row++ * vocabulary, vocabulary));
+            }
+        }
+    }
+    finish_step(seconds_between(start, Clock::now()));
+    return {};
+}
+
+// One token in order: forced or chosen, then what it ends.
+void LocalEngine::take_token(const PlannedRows& planned, std::span<const float> logits) {
+    Sequence& sequence = *planned.sequence;
+    Result<TokenId> chosen = choose(sequence, logits);
+    if (!chosen.ok()) {
+        finish(sequence, FinishReason::failed, std::move(chosen).error());
+        return;
+    }
+    const TokenId token = sequence.thinking.forced().value_or(*chosen);
+    if (sequence.generated() == 0) {
+        sequence.first_token = Clock::now();
+    }
+    sequence.tokens.push_back(token);
+    sequence.thinking.observe(token);
+    if (sequence.counts) {
+        sequence.counts->add(token);
+    }
+
+    EngineEvents& events = events_.of(sequence.sink);
+    EngineEvents::Tokens run;
+    run.request = sequence.request;
+    run.choice = sequence.choice;
+    run.first = static_cast<std::uint32_t>(events.tokens.size());
+    run.count = 1;
+    events.tokens.push_back(token);
+    if (sequence.sampling.top_logprobs >= 0) {
+        run.has_logprobs = true;
+        run.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
+        sampler_.log_probabilities(logits, token,
+                                   static_cast<std::size_t>(sequence.sampling.top_logprobs),
+                                   options_.banned_tokens, events.logprobs.emplace_back());
+    }
+    events.runs.push_back(run);
+
+    const std::vector<TokenId>& stops = sequence.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+        finish(sequence, FinishReason::stop_token);
+    } else if (sequence.generated() >= sequence.token_limit) {
+        finish(sequence,
+               sequence.limit_is_context ? FinishReason::context : FinishReason::max_tokens);
+    }
+}
+
+Result<TokenId> LocalEngine::choose(const Sequence& sequence, std::span<const float> logits) {
+    sampling::SamplingRow row;
+    row.logits = logits;
+    row.parameters = &sequence.sampling;
+    row.counts = sequence.counts ? &*sequence.counts : nullptr;
+    row.banned = options_.banned_tokens;
+    if (sequence.ignore_eos || sequence.generated() < sequence.min_tokens) {
+        row.masked = sequence.stop_tokens;
+    }
+    row.noise = sequence.noise();
+    row.position = static_cast<Position>(sequence.tokens.size());
+    return sampler_.choose(row);
+}
+
+void LocalEngine::announce(Sequence& sequence) {
+    if (sequence.announced) {
+        return;
+    }
+    sequence.announced = true;
+    sequence.first_admitted = Clock::now();
+    EngineEvents::Admitted admitted;
+    admitted.request = sequence.request;
+    admitted.choice = sequence.choice;
+    admitted.seed = sequence.seed;
+    events_.of(sequence.sink).admitted.push_back(admitted);
+}
+
+void LocalEngine::finish(Sequence& sequence, FinishReason reason, std::optional<Error> error) {
+    announce(sequence);
+    if (error) {
+        log_error("request " + std::to_string(to_int(sequence.request)) +
+                  " failed: " + error->message());
+    }
+    const auto now = Clock::now();
+    EngineEvents::Finished finished;
+    finished.request = sequence.request;
+    finished.choice = sequence.choice;
+    finished.reason = reason;
+    finished.error = std::move(error);
+    ChoiceStatistics& statistics = finished.statistics;
+    statistics.prompt_tokens = sequence.prompt_tokens;
+    statistics.generated_tokens = sequence.generated();
+    statistics.queue_seconds = seconds_between(sequence.submitted, sequence.first_admitted);
+    const auto first_token = sequence.generated() > 0 ? sequence.first_token : now;
+    statistics.prefill_seconds = seconds_between(sequence.first_admitted, first_token);
+    statistics.decode_seconds = seconds_between(first_token, now);
+    events_.of(sequence.sink).finished.push_back(std::move(finished));
+    ++finished_now_;
+    scheduler_.remove(sequence);
+}
+
+// Status first, so that whoever hears of an end finds its slot and pages free.
+void LocalEngine::finish_step(double seconds) {
+    StepRecord record;
+    record.numeric_class = plan_.numeric_class;
+    record.sequences = static_cast<std::uint32_t>(plan_.rows.size());
+    record.preempted = static_cast<std::uint32_t>(plan_.preempted.size());
+    record.seconds = seconds;
+    for (const PlannedRows& planned : plan_.rows) {
+        record.rows += planned.count;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        alive_choices_ -= finished_now_;
+        status_.running = scheduler_.running();
+        status_.waiting = scheduler_.waiting();
+        status_.kv_tokens_free = std::uint64_t{scheduler_.pages().free()} * ops::page_tokens;
+        status_.preemptions += record.preempted;
+        if (record.rows > 0) {
+            ++status_.steps;
+            const bool decode = record.numeric_class == ops::NumericClass::decode;
+            (decode ? decoded_ : prefilled_).add(Clock::now(), record.rows);
+        }
+    }
+    finished_now_ = 0;
+    if (record.rows > 0 && options_.on_step) {
+        options_.on_step(record);
+    }
+    events_.deliver();
+}
+
+// The step loop cannot go on: everybody is told, and submit() refuses from now on.
+void LocalEngine::die(const Error& error) {
+    log_error("the engine has stopped: " + error.message());
+    {
+        const std::lock_guard lock(mutex_);
+        status_.alive = false;
+        status_.failure = error.message();
+        for (auto& sequence : submitted_) {
+            scheduler_.add(std::move(sequence));
+        }
+        submitted_.clear();
+    }
+    plan_.clear();
+    for (Sequence* sequence : scheduler_.all()) {
+        finish(*sequence, FinishReason::failed,
+               Error(ErrorCode::unavailable, "the engine has stopped: " + error.message(),
+                     reasons::engine_dead));
+    }
+    finish_step(0);
+}
+
+Status check_options(const LocalEngineOptions& options, const model::ModelConfig& config) {
+    const auto wrong = [](std::string message) {
+        return Error(ErrorCode::invalid_argument, std::move(message));
+    };
+    const std::uint64_t kv_tokens = std::uint64_t{options.scheduler.pages} * ops::page_tokens;
+    if (options.context_tokens < 2 || options.context_tokens > kv_tokens) {
+        return wrong("the context is " + std::to_string(options.context_tokens) +
+                     " tokens but the pool holds " + std::to_string(kv_tokens));
+    }
+    std::vector<TokenId> tokens = options.banned_tokens;
+    tokens.insert(tokens.end(), options.stop_tokens.begin(), options.stop_tokens.end());
+    if (options.think_tags) {
+        tokens.push_back(options.think_tags->open);
+        tokens.push_back(options.think_tags->close);
+    }
+    for (const TokenId token : tokens) {
+        if (to_int(token) < 0 || static_cast<std::size_t>(to_int(token)) >= config.vocabulary) {
+            return wrong("token id " + std::to_string(to_int(token)) +
+                         " of the options is outside the vocabulary");
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngineOptions options) {
+    const model::ModelConfig& config = parts.network->config();
+    PERCHERON_TRY(check_options(options, config));
+    const cache::CacheShape shape = cache::CacheShape::of(config, options.kv_dtype);
+    PERCHERON_ASSIGN(auto caches,
+                     cache::CacheStore::create(shape, options.scheduler.pages,
+                                               options.scheduler.max_running, *parts.backend));
+    return std::unique_ptr<Engine>(
+        new LocalEngine(std::move(parts), std::move(caches), std::move(options)));
+}
+
+}  // namespace percheron::engine

@@ -1,0 +1,60 @@
+// The engine of this process: one thread that runs a network over the requests it is given.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "percheron/types.h"
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "engine/scheduler.h"
+#include "engine/thinking_budget.h"
+#include "model/network.h"
+#include "ops/backend.h"
+
+namespace percheron::engine {
+
+// A network with what it stands on; destroyed from the bottom up.
+struct NetworkParts {
+    std::shared_ptr<void> weights;  // whatever the network's matrices point into
+    std::unique_ptr<ops::Backend> backend;
+    std::unique_ptr<model::Network> network;
+};
+
+// What one step was, for tests that must prove that batches and chunks really happened, and for
+// benchmarks.
+struct StepRecord {
+    ops::NumericClass numeric_class = ops::NumericClass::decode;
+    std::uint32_t sequences = 0;
+    std::uint32_t rows = 0;
+    std::uint32_t preempted = 0;
+    double seconds = 0;
+};
+
+struct LocalEngineOptions {
+    std::string model_name;
+    std::uint32_t context_tokens = 0;  // at most 64 * scheduler.pages
+    std::uint32_t max_queued = 1024;   // choices waiting beside max_running
+    SchedulerOptions scheduler;        // its rows at most the network's
+    DType kv_dtype = DType::bf16;
+    std::vector<TokenId> stop_tokens;
+    // Ids that are never valid output: rows of the head without a string, image placeholders.
+    std::vector<TokenId> banned_tokens;
+    std::optional<ThinkTags> think_tags;
+    std::optional<std::uint32_t> thinking_budget;    // of requests that name none
+    std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system
+    std::function<void(const StepRecord&)> on_step;  // called on the engine's thread
+};
+
+// Allocates the caches and starts the thread.  Destroying the engine ends it after the current
+// step; requests in flight get no more events. Errors: invalid_argument (options that contradict
+// each other or the network), out_of_memory.
+Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngineOptions options);
+
+}  // namespace percheron::engine

@@ -1,0 +1,26 @@
+// What submit() refuses, in one place: every range of a request, and what could never run.
+#pragma once
+
+#include <cstdint>
+
+#include "percheron/engine.h"
+
+#include "core/status.h"
+
+namespace percheron::engine {
+
+struct RequestLimits {
+    std::uint32_t vocabulary = 0;
+    std::uint32_t context_tokens = 0;  // prompt and reply of one choice
+    std::uint32_t most_choices = 0;    // that the engine holds, running and waiting together
+    bool has_think_tags = false;
+};
+
+// The most alternatives a position can be asked for.
+inline constexpr int most_top_logprobs = 20;
+
+// Errors: invalid_argument (invalid_value, context_length_exceeded), unsupported
+// (unsupported_parameter).
+Status check_request(const GenerationRequest& request, const RequestLimits& limits);
+
+}  // namespace percheron::engine

@@ -1,0 +1,62 @@
+// One choice of one request while it lives: its tokens, its place in the caches, its budgets.
+// Made in the thread that submits, then owned by the engine thread alone.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "percheron/types.h"
+
+#include "engine/thinking_budget.h"
+#include "sampling/coupled_noise.h"
+#include "sampling/token_counts.h"
+
+namespace percheron::engine {
+
+using Clock = std::chrono::steady_clock;
+
+struct Sequence {
+    // Who asked, and how.
+    RequestId request{};
+    std::uint32_t choice = 0;
+    std::uint64_t arrival = 0;  // rises with every submitted choice
+    int priority = 0;
+    EngineEventSink* sink = nullptr;
+    SamplingParameters sampling;
+    std::uint64_t seed = 0;
+    std::uint32_t min_tokens = 0;
+    std::uint32_t token_limit = 0;  // generated tokens at which the choice ends ...
+    bool limit_is_context = false;  // ... and whether that is max_tokens or the context's end
+    bool ignore_eos = false;
+    std::vector<TokenId> stop_tokens;  // the model's and the request's own
+    std::optional<Clock::time_point> deadline;
+
+    // Prompt, then what was generated.
+    std::vector<TokenId> tokens;
+    std::uint32_t prompt_tokens = 0;
+    ThinkingBudget thinking;
+    std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
+
+    // Place in the caches; changed by the scheduler only.
+    Position computed = 0;  // positions [0, computed) are in the caches
+    std::vector<PageId> pages;
+    std::optional<RequestSlot> slot;
+
+    // For the books.
+    bool announced = false;  // its Admitted event has been written
+    Clock::time_point submitted;
+    Clock::time_point first_admitted;
+    Clock::time_point first_token;
+
+    std::uint32_t generated() const {
+        return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
+    }
+    bool prefilling() const { return computed < prompt_tokens; }
+    sampling::NoiseStream noise() const { return {seed, choice}; }
+};
+
+}  // namespace percheron::engine

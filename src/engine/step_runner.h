@@ -1,0 +1,35 @@
+// Turns a plan into the rows of a batch and runs the network over them.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "percheron/types.h"
+
+#include "cache/cache_store.h"
+#include "core/status.h"
+#include "engine/scheduler.h"
+#include "model/network.h"
+#include "ops/batch.h"
+
+namespace percheron::engine {
+
+class StepRunner {
+  public:
+    StepRunner(model::Network& network, const cache::CacheStore& caches)
+        : network_(network), caches_(caches) {}
+
+    // Logits of the newest row of every planned sequence that wants a token, in order:
+    // [those][vocabulary], valid until the next run.
+    Result<std::span<const float>> run(const StepPlan& plan);
+
+  private:
+    model::Network& network_;
+    const cache::CacheStore& caches_;
+    // Kept from step to step for their memory.
+    std::vector<ops::SequenceRows> sequences_;
+    std::vector<TokenId> tokens_;
+    std::vector<std::uint32_t> logit_rows_;
+};
+
+}  // namespace percheron::engine

@@ -1,0 +1,62 @@
+// How many tokens a reply may spend inside <think>.  When they are spent the block is closed: the
+// next token is the closing tag, and the answer follows.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "percheron/types.h"
+
+namespace percheron::engine {
+
+struct ThinkTags {
+    TokenId open{};
+    TokenId close{};
+};
+
+class ThinkingBudget {
+  public:
+    ThinkingBudget() = default;
+    // A prompt that ends inside an open block starts the reply inside it.
+    ThinkingBudget(ThinkTags tags, std::optional<std::uint32_t> budget,
+                   std::span<const TokenId> prompt)
+        : tags_(tags), budget_(budget) {
+        for (auto token = prompt.rbegin(); token != prompt.rend(); ++token) {
+            if (*token == tags.open || *token == tags.close) {
+                inside_ = *token == tags.open;
+                break;
+            }
+        }
+    }
+
+    // The token that must come next, if the budget leaves no choice.
+    std::optional<TokenId> forced() const {
+        if (inside_ && budget_ && spent_ >= *budget_) {
+            return tags_->close;
+        }
+        return std::nullopt;
+    }
+
+    // A token was generated.  The tags themselves cost nothing.
+    void observe(TokenId token) {
+        if (!tags_) {
+            return;
+        }
+        if (token == tags_->open) {
+            inside_ = true;
+        } else if (token == tags_->close) {
+            inside_ = false;
+        } else if (inside_) {
+            ++spent_;
+        }
+    }
+
+  private:
+    std::optional<ThinkTags> tags_;
+    std::optional<std::uint32_t> budget_;
+    bool inside_ = false;
+    std::uint32_t spent_ = 0;
+};
+
+}  // namespace percheron::engine

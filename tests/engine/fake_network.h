@@ -1,0 +1,333 @@
+// A network of hashes: it keeps its whole memory in the caches it is given, in the way the real one
+// does (state and rings by slot, latents and pooled keys by page), and its logits are a hash of all
+// of it.  Any mistake in slots, pages, positions or numeric classes changes every later token.
+//
+// expected_reply() is the same network written without caches, engine or batches.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "percheron/engine.h"
+
+#include "cache/fake_backend.h"
+#include "engine/local_engine.h"
+#include "model/network.h"
+#include "ops/backend.h"
+#include "sampling/sampler.h"
+
+namespace percheron::engine::testing {
+
+inline constexpr std::uint32_t fake_vocabulary = 48;
+inline constexpr TokenId fake_stop{45}, fake_second_stop{46}, fake_banned{47};
+inline constexpr TokenId fake_think_open{40}, fake_think_close{41};
+
+inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+    std::uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x7f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// What a position leaves behind.
+inline std::uint64_t entry_of(TokenId token, Position position, ops::NumericClass numeric_class) {
+    return mix(mix(static_cast<std::uint64_t>(to_int(token)) + 1, position),
+               static_cast<std::uint64_t>(numeric_class) + 17);
+}
+
+inline float fake_logit(std::uint64_t history, std::uint32_t token) {
+    return static_cast<float>(mix(history, token + 1000u) >> 40) / static_cast<float>(1 << 24) *
+           9.0f;
+}
+
+// The history a position sees: state of all before and itself, the three positions before it, every
+// complete pool and every latent.
+class History {
+  public:
+    void add(TokenId token, ops::NumericClass numeric_class) {
+        const auto position = static_cast<Position>(entries_.size());
+        entries_.push_back(entry_of(token, position, numeric_class));
+        state_ = mix(state_, entries_.back());
+        latents_ += mix(entries_.back(), position);
+        if (position % 4 == 3) {
+            std::uint64_t key = position / 4;
+            for (std::size_t i = position - 3; i <= position; ++i) {
+                key = mix(key, entries_[i]);
+            }
+            pools_ += key;
+        }
+    }
+    std::uint64_t hash() const {
+        std::uint64_t result = state_;
+        const std::size_t count = entries_.size();
+        for (std::size_t back = 1; back <= 3; ++back) {
+            result = mix(result, count > back ? entries_[count - 1 - back] : 0);
+        }
+        return mix(mix(result, pools_), latents_);
+    }
+
+  private:
+    std::uint64_t state_ = 0;
+    std::uint64_t pools_ = 0;
+    std::uint64_t latents_ = 0;
+    std::vector<std::uint64_t> entries_;  // by position
+};
+
+class FakeNetwork final : public model::Network {
+  public:
+    // Looks at a batch before it is computed; an error is the network's own.
+    std::function<Status(const ops::RowBatch&)> before_forward;
+    // May spoil the logits of a row that ends with `token`.
+    std::function<void(TokenId token, std::span<float> logits)> spoil;
+
+    FakeNetwork() {
+        config_.vocabulary = fake_vocabulary;
+        config_.mixers = {model::MixerKind::kda, model::MixerKind::sparse_attention};
+        config_.latent = 4;  // 4 bf16: one word a position
+        config_.index_dim = 4;
+        config_.index_pool = 4;
+        config_.kda_heads = 1;
+        config_.kda_dim = 4;
+        config_.kda_conv = 4;
+    }
+
+    const model::ModelConfig& config() const override { return config_; }
+    void set_taps(std::vector<std::size_t>) override {}
+    ops::Activations tap(std::size_t) const override { return {}; }
+    ops::Activations hidden() const override { return {}; }
+
+    Result<std::span<const float>> forward(const ops::RowBatch& batch,
+                                           const model::CacheViews& caches) override {
+        if (before_forward) {
+            PERCHERON_TRY(before_forward(batch));
+        }
+        PERCHERON_TRY(check(batch));
+        logits_.assign(batch.logit_rows.size() * fake_vocabulary, 0.0f);
+        std::size_t next_logit_row = 0;
+        for (const ops::SequenceRows& rows : batch.sequences) {
+            for (std::uint32_t i = 0; i < rows.row_count; ++i) {
+                const std::uint32_t row = rows.first_row + i;
+                const std::uint64_t recent = compute_row(batch, rows, i, caches);
+                if (next_logit_row < batch.logit_rows.size() &&
+                    batch.logit_rows[next_logit_row] == row) {
+                    const std::uint64_t history =
+                        look_back(recent, rows, rows.first_position + i, caches.latent.at(0));
+                    const std::span<float> out(&logits_[next_logit_row++ * fake_vocabulary],
+                                               fake_vocabulary);
+                    for (std::uint32_t token = 0; token < fake_vocabulary; ++token) {
+                        out[token] = fake_logit(history, token);
+                    }
+                    if (spoil) {
+                        spoil(batch.tokens[row], out);
+                    }
+                }
+            }
+        }
+        return std::span<const float>(logits_);
+    }
+
+  private:
+    // The contract of ops/batch.h, as far as the network can see it.
+    static Status check(const ops::RowBatch& batch) {
+        const auto broken = [](const char* what) { return Error(ErrorCode::internal, what); };
+        std::uint32_t next_row = 0;
+        std::set<std::uint32_t> slots;
+        std::set<std::uint32_t> pages;
+        for (const ops::SequenceRows& rows : batch.sequences) {
+            if (rows.first_row != next_row || rows.row_count == 0) {
+                return broken("rows have gaps");
+            }
+            next_row += rows.row_count;
+            if (rows.state_position != rows.first_position || rows.commit_rows != rows.row_count) {
+                return broken("rows are left uncommitted");
+            }
+            if (!slots.insert(to_int(rows.slot)).second) {
+                return broken("two sequences share a slot");
+            }
+            for (const PageId page : rows.pages) {
+                if (!pages.insert(to_int(page)).second) {
+                    return broken("two sequences share a page");
+                }
+            }
+            if (rows.pages.size() * ops::page_tokens < rows.first_position + rows.row_count) {
+                return broken("the page table is too short");
+            }
+            if (batch.numeric_class == ops::NumericClass::prefill &&
+                rows.first_position % ops::page_tokens != 0) {
+                return broken("a chunk starts off the grid");
+            }
+        }
+        return next_row == batch.tokens.size() ? Status() : broken("rows without a sequence");
+    }
+
+    // Writes what the row leaves behind and returns a hash of the state and the rows just before.
+    static std::uint64_t compute_row(const ops::RowBatch& batch, const ops::SequenceRows& rows,
+                                     std::uint32_t i, const model::CacheViews& caches) {
+        const ops::KdaSlots& kda = caches.kda.at(0);
+        const ops::LatentPages& sparse = caches.latent.at(0);
+        const std::size_t slot = to_int(rows.slot);
+        const Position position = rows.first_position + i;
+        const std::uint64_t entry =
+            entry_of(batch.tokens[rows.first_row + i], position, batch.numeric_class);
+
+        std::uint64_t state = read(kda.state + slot * kda.state_stride);
+        state = mix(state, entry);
+        write(kda.state + slot * kda.state_stride, state);
+
+        float* conv = kda.conv + slot * kda.conv_stride;
+        std::uint64_t result = state;
+        for (Position back = 1; back <= 3; ++back) {
+            result = mix(result,
+                         position >= back ? read(conv + (position - back) % kda.ring * 3 * 4) : 0);
+        }
+        write(conv + position % kda.ring * 3 * 4, entry);
+
+        float* tail = sparse.tails + slot * sparse.tail_stride;
+        write(tail + position % sparse.tail_ring * 2 * 4, entry);
+        if (position % 4 == 3) {
+            std::uint64_t key = position / 4;
+            for (Position p = position - 3; p <= position; ++p) {
+                key = mix(key, read(tail + p % sparse.tail_ring * 2 * 4));
+            }
+            write(pooled(sparse, rows, position / 4), key);
+        }
+        write(latent(sparse, rows, position), entry);
+        return result;
+    }
+
+    // What attention would see: every complete pool and every latent up to `position`.
+    static std::uint64_t look_back(std::uint64_t result, const ops::SequenceRows& rows,
+                                   Position position, const ops::LatentPages& sparse) {
+        std::uint64_t pools = 0;
+        for (Position pool = 0; pool < (position + 1) / 4; ++pool) {
+            pools += read(pooled(sparse, rows, pool));
+        }
+        std::uint64_t latents = 0;
+        for (Position p = 0; p <= position; ++p) {
+            latents += mix(read(latent(sparse, rows, p)), p);
+        }
+        return mix(mix(result, pools), latents);
+    }
+
+    static std::byte* latent(const ops::LatentPages& sparse, const ops::SequenceRows& rows,
+                             Position position) {
+        return static_cast<std::byte*>(sparse.latents) +
+               to_int(rows.pages[position / 64]) * sparse.latent_page_bytes + position % 64 * 8;
+    }
+    static std::byte* pooled(const ops::LatentPages& sparse, const ops::SequenceRows& rows,
+                             Position pool) {
+        return static_cast<std::byte*>(sparse.pooled) +
+               to_int(rows.pages[pool / 16]) * sparse.pooled_page_bytes + pool % 16 * 8;
+    }
+    static std::uint64_t read(const void* place) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, place, sizeof value);
+        return value;
+    }
+    static void write(void* place, std::uint64_t value) {
+        std::memcpy(place, &value, sizeof value);
+    }
+
+    model::ModelConfig config_;
+    std::vector<float> logits_;
+};
+
+struct ExpectedReply {
+    std::vector<TokenId> tokens;
+    FinishReason reason = FinishReason::stop_token;
+};
+
+// The reply the promises ask for: one request, one choice, computed token by token.
+inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint64_t seed,
+                                    std::uint32_t choice, std::uint32_t context) {
+    History history;
+    for (const TokenId token : request.prompt) {
+        history.add(token, ops::NumericClass::prefill);
+    }
+    std::vector<TokenId> stops = {fake_stop, fake_second_stop};
+    stops.insert(stops.end(), request.extra_stop_tokens.begin(), request.extra_stop_tokens.end());
+    const std::vector<TokenId> banned = {fake_banned};
+    bool thinking = false;
+    for (const TokenId token : request.prompt) {
+        thinking = token == fake_think_open || (thinking && token != fake_think_close);
+    }
+    std::uint32_t thought = 0;
+    sampling::TokenCounts counts(fake_vocabulary);
+    counts.add(request.prompt);
+    sampling::Sampler sampler(fake_vocabulary);
+    ExpectedReply reply;
+    for (;;) {
+        std::array<float, fake_vocabulary> logits{};
+        for (std::uint32_t token = 0; token < fake_vocabulary; ++token) {
+            logits[token] = fake_logit(history.hash(), token);
+        }
+        sampling::SamplingRow row;
+        row.logits = logits;
+        row.parameters = &request.sampling;
+        row.counts = &counts;
+        row.banned = banned;
+        if (request.ignore_eos || reply.tokens.size() < request.min_tokens) {
+            row.masked = stops;
+        }
+        row.noise = {seed, choice};
+        row.position = static_cast<Position>(request.prompt.size() + reply.tokens.size());
+        TokenId token = sampler.choose(row).value();
+        if (thinking && request.thinking_budget && thought >= *request.thinking_budget) {
+            token = fake_think_close;
+        }
+        if (token == fake_think_open || token == fake_think_close) {
+            thinking = token == fake_think_open;
+        } else {
+            thought += thinking ? 1 : 0;
+        }
+        reply.tokens.push_back(token);
+        counts.add(token);
+        history.add(token, ops::NumericClass::decode);
+        if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+            reply.reason = FinishReason::stop_token;
+            return reply;
+        }
+        if (request.max_tokens && reply.tokens.size() == *request.max_tokens) {
+            reply.reason = FinishReason::max_tokens;
+            return reply;
+        }
+        if (request.prompt.size() + reply.tokens.size() == context) {
+            reply.reason = FinishReason::context;
+            return reply;
+        }
+    }
+}
+
+// Options of a small engine over the fake network.
+inline LocalEngineOptions fake_options(std::uint32_t pages, std::uint32_t max_running) {
+    LocalEngineOptions options;
+    options.model_name = "fake";
+    options.context_tokens = pages * 64;
+    options.scheduler.pages = pages;
+    options.scheduler.max_running = max_running;
+    options.scheduler.prefill_rows = 128;
+    options.scheduler.decode_rows = 64;
+    options.stop_tokens = {fake_stop, fake_second_stop};
+    options.banned_tokens = {fake_banned};
+    options.think_tags = ThinkTags{fake_think_open, fake_think_close};
+    return options;
+}
+
+inline std::unique_ptr<Engine> make_fake_engine(LocalEngineOptions options,
+                                                std::unique_ptr<FakeNetwork> network = {}) {
+    NetworkParts parts;
+    parts.backend = std::make_unique<cache::testing::FakeBackend>();
+    parts.network = network ? std::move(network) : std::make_unique<FakeNetwork>();
+    return make_local_engine(std::move(parts), std::move(options)).value();
+}
+
+}  // namespace percheron::engine::testing
