@@ -101,7 +101,7 @@ class FakeNetwork final : public model::Network {
     }
 
     const model::ModelConfig& config() const override { return config_; }
-    void set_taps(std::vector<std::size_t>) override {}
+    Status set_taps(std::vector<std::size_t>) override { return {}; }
     ops::Activations tap(std::size_t) const override { return {}; }
     ops::Activations hidden() const override { return {}; }
 
