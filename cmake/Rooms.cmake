@@ -51,6 +51,8 @@ function(percheron_tests name)
     add_executable(${name}_test ${sources})
     target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
     target_link_libraries(${name}_test PRIVATE ${rooms} ${ARG_LINK} GTest::gmock GTest::gtest_main)
+    # Test code is compiled for the builder's patience, not for speed; the rooms keep their flags.
+    target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O1>)
     target_compile_definitions(${name}_test PRIVATE
         PERCHERON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
         PERCHERON_BINARY="$<TARGET_FILE:percheron>")
