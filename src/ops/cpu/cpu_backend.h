@@ -19,7 +19,7 @@ struct CpuBackendOptions {
     // Threads that compute, the caller's included.  0: as many as the process may run on.
     std::size_t threads = 0;
     Arithmetic arithmetic = Arithmetic::standard;
-    // "generic", "avx2", "avx512", "avx512bf16".  Empty: what the environment variable
+    // "generic", "avx2", "avx512".  Empty: what the environment variable
     // PERCHERON_SIMD names, else the best that this machine runs.
     std::string simd;
 };

@@ -1,0 +1,31 @@
+#include "ops/cpu/cpu_backend.h"
+
+#include "core/thread_pool.h"
+#include "ops/composed_backend.h"
+#include "ops/cpu/cpu_primitives.h"
+#include "ops/cpu/levels.h"
+
+namespace percheron::ops {
+namespace {
+
+class CpuBackend final : public ComposedBackend {
+  public:
+    CpuBackend(Arithmetic arithmetic, std::unique_ptr<ThreadPool> pool,
+               std::unique_ptr<cpu::CpuPrimitives> primitives)
+        : ComposedBackend("cpu", arithmetic, std::move(primitives)), pool_(std::move(pool)) {}
+
+  private:
+    std::unique_ptr<ThreadPool> pool_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& options) {
+    PERCHERON_ASSIGN(const cpu::Kernels* const kernels, cpu::choose_level(options.simd));
+    auto pool = std::make_unique<ThreadPool>(ThreadPoolOptions{.threads = options.threads});
+    auto primitives = std::make_unique<cpu::CpuPrimitives>(*kernels, *pool);
+    return std::unique_ptr<Backend>(
+        std::make_unique<CpuBackend>(options.arithmetic, std::move(pool), std::move(primitives)));
+}
+
+}  // namespace percheron::ops

@@ -1,0 +1,198 @@
+#include "ops/cpu/cpu_primitives.h"
+
+#include <cassert>
+
+namespace percheron::ops::cpu {
+namespace {
+
+// Vector operations of n elements with `each` operations a vector; only to size tasks.
+std::size_t vector_cost(std::size_t n, std::size_t each) {
+    return n * each / 16;
+}
+
+constexpr std::size_t cost_of_exponential = 20;
+
+}  // namespace
+
+CpuPrimitives::CpuPrimitives(const Kernels& kernels, ThreadPool& pool)
+    : kernels_(kernels), pool_(pool), products_(kernels, pool), ranking_(pool.threads()) {}
+
+Status CpuPrimitives::prepare(const NetworkShape& shape, std::size_t rows, std::size_t) {
+    rows_.reserve(rows * std::max(shape.experts, (2 + shape.streams) * shape.streams));
+    products_.reserve_panels(
+        std::max({shape.hidden * shape.streams, shape.dense_intermediate, shape.expert_intermediate,
+                  shape.kda_heads * shape.kda_dim, shape.attention_heads * shape.value_dim}));
+    return {};
+}
+
+void CpuPrimitives::reserve_thread_scratch(std::size_t floats) {
+    if (floats <= thread_stride_) return;
+    thread_stride_ = (floats + 15) / 16 * 16;
+    thread_scratch_.reserve(pool_.threads() * thread_stride_);
+}
+
+float* CpuPrimitives::thread_scratch(std::size_t thread, std::size_t floats) {
+    assert(floats <= thread_stride_);
+    (void)floats;
+    return thread_scratch_.data() + thread * thread_stride_;
+}
+
+// ---- norms and activations
+
+void CpuPrimitives::rms_norm(const RmsNorm& op) {
+    in_blocks(op.input.rows, vector_cost(op.input.columns, 4),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      kernels_.rms_norm(op.input.row(row), op.weight, op.eps, op.input.columns,
+                                        op.output.row(row));
+              });
+}
+
+void CpuPrimitives::layer_norm(const LayerNorm& op) {
+    in_blocks(op.input.rows, vector_cost(op.input.columns, 12),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      kernels_.layer_norm(op.input.row(row), op.weight, op.bias, op.eps,
+                                          op.input.columns, op.output.row(row));
+              });
+}
+
+void CpuPrimitives::gated_norm(const GatedNorm& op) {
+    const std::size_t heads = op.input.columns / op.dim;
+    in_blocks(op.input.rows, vector_cost(op.input.columns, cost_of_exponential + 6),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      for (std::size_t head = 0; head < heads; ++head)
+                          kernels_.gated_norm(op.input.row(row) + head * op.dim,
+                                              op.gate.row(row) + head * op.dim, op.weight, op.eps,
+                                              op.dim, op.output.row(row) + head * op.dim);
+              });
+}
+
+void CpuPrimitives::swiglu(const Swiglu& op) {
+    in_blocks(op.gate.rows, vector_cost(op.gate.columns, cost_of_exponential + 6),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      kernels_.swiglu(op.gate.row(row), op.up.row(row), op.limit, op.gate.columns,
+                                      op.output.row(row));
+              });
+}
+
+// ---- products
+
+void CpuPrimitives::linear(std::span<const Linear> ops) {
+    products_.run(ops);
+}
+
+// ---- hyper-connections
+
+void CpuPrimitives::mhc_gates(const MhcGateComputation& op) {
+    const std::size_t rows = op.state.rows;
+    const std::size_t width = op.fn.n;
+    assert(op.streams <= most_streams && width == (2 + op.streams) * op.streams);
+    rows_.reserve(rows * width);
+    products_.start();
+    const PackedRows input = products_.pack(op.state, layout_for(op.fn.format), false);
+    products_.add({op.fn, 0, width, input, rows_.data(), width});
+    products_.run();
+    in_blocks(rows, 600 + vector_cost(op.fn.k, 2),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row) {
+                      const float* const state = op.state.row(row);
+                      kernels_.mhc_gates(
+                          {op.streams, op.iterations, op.rms_eps, op.mhc_eps,
+                           kernels_.sum_of_squares(state, op.fn.k) / static_cast<float>(op.fn.k),
+                           rows_.data() + row * width, op.base, op.scale, op.pre.row(row),
+                           op.post.row(row), op.comb.row(row)});
+                  }
+              });
+}
+
+void CpuPrimitives::mhc_update(const MhcUpdate& op) {
+    assert(op.streams <= most_streams);
+    in_blocks(op.state.rows, vector_cost(op.state.columns, op.streams + 3),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      kernels_.mhc_update(op.output.row(row), op.post.row(row), op.comb.row(row),
+                                          op.streams, op.output.columns, op.state.row(row));
+              });
+}
+
+void CpuPrimitives::mhc_collapse_row(const MhcCollapse& op, std::size_t row) const {
+    float mean[most_streams];
+    const float* pre = mean;
+    if (op.pre.data != nullptr)
+        pre = op.pre.row(row);
+    else
+        std::fill_n(mean, op.streams, 1.0f / static_cast<float>(op.streams));
+    float* const out = op.output.row(row);
+    kernels_.mhc_mix(op.state.row(row), pre, op.streams, op.output.columns, out);
+    if (op.norm != nullptr) kernels_.rms_norm(out, op.norm, op.rms_eps, op.output.columns, out);
+}
+
+void CpuPrimitives::mhc_collapse(const MhcCollapse& op) {
+    assert(op.streams <= most_streams);
+    in_blocks(op.state.rows, vector_cost(op.state.columns, 4),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row)
+                      mhc_collapse_row(op, row);
+              });
+}
+
+// ---- experts
+
+void CpuPrimitives::router(const Router& op) {
+    const std::size_t rows = op.input.rows;
+    const std::size_t experts = op.weight.n;
+    const std::size_t chosen = op.experts.columns;
+    rows_.reserve(rows * experts);
+    products_.start();
+    const PackedRows input = products_.pack(op.input, layout_for(op.weight.format), false);
+    products_.add({op.weight, 0, experts, input, rows_.data(), experts});
+    products_.run();
+    in_blocks(rows, vector_cost(experts, cost_of_exponential) + chosen * experts / 2,
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  for (std::size_t row = first; row < last; ++row) {
+                      float* const scores = rows_.data() + row * experts;
+                      kernels_.sigmoid(scores, experts, scores);
+                      std::uint32_t* const choice = op.experts.row(row);
+                      float* const weights = op.weights.row(row);
+                      float sum = 0;
+                      for (std::size_t j = 0; j < chosen; ++j) {
+                          std::size_t best = experts;
+                          float best_score = 0;
+                          for (std::size_t e = 0; e < experts; ++e) {
+                              const float score = scores[e] + op.bias[e];
+                              if (best < experts && !(score > best_score)) continue;
+                              if (std::find(choice, choice + j, e) != choice + j) continue;
+                              best = e;
+                              best_score = score;
+                          }
+                          choice[j] = static_cast<std::uint32_t>(best);
+                          weights[j] = scores[best];
+                          sum += scores[best];
+                      }
+                      const float scale = op.normalise ? op.scale / (sum + 1e-20f) : op.scale;
+                      for (std::size_t j = 0; j < chosen; ++j)
+                          weights[j] *= scale;
+                  }
+              });
+}
+
+void CpuPrimitives::combine_experts(const CombineExperts& op) {
+    const std::size_t chosen = op.place.columns;
+    in_blocks(op.output.rows, vector_cost(op.output.columns, 2 * chosen + 2),
+              [&](std::size_t first, std::size_t last, std::size_t) {
+                  constexpr std::size_t at_once = 16;
+                  const float* from[at_once];
+                  assert(chosen <= at_once);
+                  for (std::size_t row = first; row < last; ++row) {
+                      for (std::size_t j = 0; j < chosen; ++j)
+                          from[j] = op.expert_output.row(op.place.row(row)[j]);
+                      kernels_.weighted_sum(from, op.weights.row(row), chosen, op.shared.row(row),
+                                            op.output.columns, op.output.row(row));
+                  }
+              });
+}
+
+}  // namespace percheron::ops::cpu

@@ -1,0 +1,84 @@
+// The primitives on a CPU: the kernels of one SIMD level, split over the threads of one pool.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/product_set.h"
+#include "ops/cpu/working_memory.h"
+#include "ops/primitives.h"
+
+namespace percheron::ops::cpu {
+
+class CpuPrimitives : public Primitives {
+  public:
+    CpuPrimitives(const Kernels& kernels, ThreadPool& pool);
+
+    Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) override;
+
+    void rms_norm(const RmsNorm& op) override;
+    void layer_norm(const LayerNorm& op) override;
+    void linear(std::span<const Linear> ops) override;
+
+    void mhc_gates(const MhcGateComputation& op) override;
+    void mhc_update(const MhcUpdate& op) override;
+    void mhc_collapse(const MhcCollapse& op) override;
+
+    void short_conv(const ShortConv& op) override;
+    void kda_gates(const KdaGates& op) override;
+    void kda_step(const KdaRecurrence& op) override;
+    // The recurrence once more: with the state in the first cache it needs no more operations than
+    // the chunked form (docs/PERFORMANCE.md), and any chunking gives its bits.
+    void kda_chunk(const KdaRecurrence& op) override { kda_step(op); }
+    void gated_norm(const GatedNorm& op) override;
+
+    void index_pool(const IndexPool& op) override;
+    void select_tokens(const SelectTokens& op) override;
+    void store_latents(const StoreLatents& op) override;
+    void absorb_queries(const AbsorbQueries& op) override;
+    void latent_attention(const LatentAttention& op) override;
+    void expand_values(const ExpandValues& op) override;
+
+    void router(const Router& op) override;
+    void swiglu(const Swiglu& op) override;
+    void combine_experts(const CombineExperts& op) override;
+
+  private:
+    // body(first, last, thread) over [0, count) in blocks that take a few microseconds, given the
+    // vector operations of one item; on this thread alone if all of it is too little.
+    template <class Body>
+    void in_blocks(std::size_t count, std::size_t cost, Body&& body) {
+        constexpr std::size_t worth_a_region = 3'000;
+        constexpr std::size_t least_task = 2'000;
+        if (count * cost < worth_a_region) {
+            body(std::size_t{0}, count, std::size_t{0});
+            return;
+        }
+        const std::size_t block =
+            std::max<std::size_t>(1, least_task / std::max<std::size_t>(cost, 1));
+        pool_.parallel_for((count + block - 1) / block, [&](std::size_t task, std::size_t thread) {
+            body(task * block, std::min(count, (task + 1) * block), thread);
+        });
+    }
+
+    void mhc_collapse_row(const MhcCollapse& op, std::size_t row) const;
+    float* thread_scratch(std::size_t thread, std::size_t floats);
+    void reserve_thread_scratch(std::size_t floats);
+    void select_row(const SelectTokens& op, const SequenceRows& sequence, std::size_t row,
+                    const float* query, bool split, std::size_t thread);
+
+    const Kernels& kernels_;
+    ThreadPool& pool_;
+    ProductSet products_;
+    WorkingMemory rows_;            // a few floats a row: gate products, router logits
+    WorkingMemory thread_scratch_;  // one piece a thread
+    std::size_t thread_stride_ = 0;
+    std::vector<float> zeros_;  // what the convolution sees before position 0
+    std::vector<std::vector<std::uint64_t>> ranking_;  // one a thread
+    std::vector<float> scores_;  // of one row, when its pools are split over the threads
+};
+
+}  // namespace percheron::ops::cpu

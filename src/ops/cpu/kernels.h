@@ -1,0 +1,174 @@
+// The table of kernels that one SIMD level provides.  A kernel works on plain pointers, on one
+// thread, on the outputs it is told; splitting work over threads is the caller's (cpu_primitives).
+//
+// One source (the *_kernels.h files) is compiled once a level, over that level's vector
+// (vector_*.h), with that level's compiler flags.  Everything in those files lives in an unnamed
+// namespace, so that no function compiled for a newer processor can be linked into the rest.
+//
+// Bits: what a kernel writes for a row or an output depends on the level, on that row and on the
+// shapes alone: never on how many rows are passed, where they lie, or how outputs are split.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "ops/weight_matrix.h"
+
+namespace percheron::ops::cpu {
+
+// How the inputs of a product lie in memory: `natural` in order of k; `nibbles` permuted inside
+// every group of 128 so that a vector of 32-bit words of eight weights meets the matching inputs.
+// Both are padded with zeros to a multiple of 128 elements.
+enum class PackedLayout : std::uint8_t { natural, nibbles };
+
+constexpr std::size_t packed_width(std::size_t k) {
+    return (k + 127) / 128 * 128;
+}
+
+inline PackedLayout layout_for(WeightFormat format) {
+    return format == WeightFormat::w4a16 ? PackedLayout::nibbles : PackedLayout::natural;
+}
+
+// Rows of inputs, packed: `stride` floats from row to row.
+struct PackedRows {
+    const float* data = nullptr;
+    std::size_t stride = 0;
+    std::size_t rows = 0;
+};
+
+// Floats of scratch that product() needs for inputs of width k: a panel of dequantised rows.
+inline constexpr std::size_t panel_rows = 24;
+constexpr std::size_t panel_floats(std::size_t k) {
+    return panel_rows * packed_width(k);
+}
+
+struct KdaStepHead;
+struct AttendHeads;
+struct MhcRow;
+
+struct Kernels {
+    std::string_view level;
+
+    // out[0, packed_width(k)) = in[0, k) in `layout`, each element rounded to bf16 if `round`.
+    void (*pack_row)(PackedLayout layout, bool round, const float* in, std::size_t k, float* out);
+
+    // out[r * out_stride + (n - first)] = sum_k W[n][k] * x[r][k], n in [first, last).
+    void (*product)(const WeightMatrix& weight, std::size_t first, std::size_t last,
+                    const PackedRows& x, float* out, std::size_t out_stride, float* panel);
+
+    // out[r * out_stride + (c - first_column)] = sum_i W[first_row + i][c] * x[r][i], i < count,
+    // c in [first_column, last_column): the product with the transposed block.  x is natural.
+    void (*product_transposed)(const WeightMatrix& weight, std::size_t first_row, std::size_t count,
+                               std::size_t first_column, std::size_t last_column,
+                               const PackedRows& x, float* out, std::size_t out_stride,
+                               float* panel);
+
+    // Rows, as in the headers of the primitives of the same name.
+    void (*rms_norm)(const float* in, const float* weight, float eps, std::size_t n, float* out);
+    void (*layer_norm)(const float* in, const float* weight, const float* bias, float eps,
+                       std::size_t n, float* out);
+    void (*swiglu)(const float* gate, const float* up, float limit, std::size_t n, float* out);
+    // out = in / sqrt(sum in^2 + 1e-6) * scale
+    void (*l2_norm)(const float* in, float scale, std::size_t n, float* out);
+    // out = lower_bound * sigmoid(rate * (in + bias)); then out = sigmoid(in)
+    void (*log_decay)(const float* in, const float* bias, float rate, float lower_bound,
+                      std::size_t n, float* out);
+    void (*sigmoid)(const float* in, std::size_t n, float* out);
+    // out = in * rms * weight * sigmoid(gate)
+    void (*gated_norm)(const float* in, const float* gate, const float* weight, float eps,
+                       std::size_t n, float* out);
+    // Channels [0, n): history[j] is the row met by tap j, the last one the current token's.
+    void (*short_conv)(const float* const* history, const float* weight, std::size_t taps,
+                       std::size_t n, float* out);
+    // out = sum_j weights[j] * rows[j] + last
+    void (*weighted_sum)(const float* const* rows, const float* weights, std::size_t count,
+                         const float* last, std::size_t n, float* out);
+
+    void (*kda_step)(const KdaStepHead& head);
+    void (*attend)(const AttendHeads& heads);
+    // Channels [first, first + count) of one pooled key (ops/index_pool.h) from `pool` keys and
+    // gates.
+    void (*pool_keys)(const float* const* keys, const float* const* gates, const float* ape,
+                      std::size_t pool, std::size_t dim, std::size_t first, std::size_t count,
+                      float* out);
+    // scores[p] = sum_h weights[h] * max(0, query[h] . key(p) * scale)
+    void (*index_scores)(const float* query, const float* weights, std::size_t heads,
+                         std::size_t dim, float scale, const void* keys, DType key_dtype,
+                         std::size_t count, float* scores);
+
+    // X_j = post_j * y + sum_a comb[a][j] X_a, in place.
+    void (*mhc_update)(const float* y, const float* post, const float* comb, std::size_t streams,
+                       std::size_t n, float* state);
+    // sum of squares of n floats.
+    float (*sum_of_squares)(const float* in, std::size_t n);
+    // The gates of one row (ops/mhc.h) from the product fn f.
+    void (*mhc_gates)(const MhcRow& row);
+    // out = sum_i pre_i X_i
+    void (*mhc_mix)(const float* state, const float* pre, std::size_t streams, std::size_t n,
+                    float* out);
+};
+
+// At most most_streams streams.
+inline constexpr std::size_t most_streams = 8;
+struct MhcRow {
+    std::size_t streams = 4;
+    std::size_t iterations = 20;
+    float rms_eps = 1e-5f;
+    float eps = 1e-6f;
+    float mean_square = 0;         // of f
+    const float* m = nullptr;      // fn f [(2 + S) * S]
+    const float* base = nullptr;   // [(2 + S) * S]
+    const float* scale = nullptr;  // [3]
+    float* pre = nullptr;          // [S]
+    float* post = nullptr;         // [S]
+    float* comb = nullptr;         // [S * S]
+};
+
+// Value columns [0, columns) of one head's state over consecutive tokens of one sequence:
+//   S <- diag(e^g) S;  delta = beta (v - S^T k);  S <- S + k delta^T;  o = S^T q
+// Token t reads key + t * token_stride (dim values), query likewise, decay g likewise, value
+// (columns values) and beta[t * beta_stride], and writes output + t * output_stride unless output
+// is null (a fold of kept rows).
+struct KdaStepHead {
+    std::size_t dim = 0;
+    std::size_t columns = 0;  // of this slab
+    float* state = nullptr;   // [dim] rows of state_stride floats, the slab's first column
+    std::size_t state_stride = 0;
+    std::size_t tokens = 0;
+    const float* query = nullptr;
+    const float* key = nullptr;
+    const float* decay = nullptr;
+    const float* value = nullptr;
+    const float* beta = nullptr;
+    float* output = nullptr;
+    std::size_t query_stride = 0, key_stride = 0, decay_stride = 0, value_stride = 0;
+    std::size_t beta_stride = 0, output_stride = 0;
+    float* scratch = nullptr;  // kda_scratch_floats(dim) floats
+};
+constexpr std::size_t kda_scratch_floats(std::size_t dim) {
+    return 4 * dim;
+}
+
+// Attention of `heads` heads of one query row over `count` selected latents, in splits of
+// attention_split.  tokens[i] points at the i-th selected latent, stored as latent_dtype.
+struct AttendHeads {
+    std::size_t heads = 0;
+    std::size_t latent = 0;
+    const float* absorbed = nullptr;  // [heads][packed_width(latent)], rounded if standard
+    std::size_t absorbed_stride = 0;
+    const void* const* tokens = nullptr;
+    DType latent_dtype = DType::bf16;
+    std::size_t count = 0;
+    float scale = 1.0f;
+    float* read = nullptr;  // [heads][latent]
+    std::size_t read_stride = 0;
+    float* scratch = nullptr;  // attend_scratch_floats() floats
+};
+inline constexpr std::size_t attend_heads_at_once = 4;
+constexpr std::size_t attend_scratch_floats(std::size_t latent) {
+    return attend_heads_at_once * (256 + packed_width(latent));
+}
+
+}  // namespace percheron::ops::cpu

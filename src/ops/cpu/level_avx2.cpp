@@ -1,0 +1,14 @@
+#if defined(__x86_64__)
+#include "ops/cpu/level_kernels.h"
+#include "ops/cpu/levels.h"
+#include "ops/cpu/vector_avx2.h"
+
+namespace percheron::ops::cpu {
+
+const Kernels& kernels_avx2() {
+    static constexpr Kernels table = kernels_of<Avx2>("avx2");
+    return table;
+}
+
+}  // namespace percheron::ops::cpu
+#endif

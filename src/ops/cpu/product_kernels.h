@@ -1,0 +1,464 @@
+// y = W x straight from stored weights, for a few rows and for many.
+//
+// One output is one dot product: the lanes of one accumulator run over k in steps of a vector, and
+// the lanes are summed at the end, always in this order.  Around that stands a tile of several
+// outputs and several rows, only to load and dequantise a weight once for all rows and to have
+// enough independent chains; which tile computes an output does not show in its bits.
+//
+// Few rows dequantise in registers.  Many rows dequantise a panel of outputs into floats first
+// (the same values in the same order) and then meet the panel.
+//
+// A weight is its exact dequantised float, as dequantise_row makes it: the 4-bit lookup table and
+// the scale of an 8-bit block are multiplied before the product, with one rounding.
+#pragma once
+
+#include "ops/cpu/math_kernels.h"
+
+namespace percheron::ops::cpu {
+namespace {
+
+constexpr std::size_t group = 128;
+
+// ---- tiles: W outputs of one format.  run() walks over k in vectors and hands every dequantised
+// vector to use(w, i, value), i its place in the packed input.
+
+template <class V, int W>
+struct FloatTile {
+    const float* rows[W];
+    void open(const WeightMatrix& weight, int w, std::size_t n) {
+        rows[w] = static_cast<const float*>(weight.data) + n * weight.k;
+    }
+    template <class Use>
+    void run(std::size_t k, Use&& use) const {
+        std::size_t i = 0;
+        for (; i + V::lanes <= k; i += V::lanes) {
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                use(w, i, V::load(rows[w] + i));
+        }
+        if (i < k)
+            for (int w = 0; w < W; ++w)
+                use(w, i, load_first<V>(rows[w] + i, k - i));
+    }
+};
+
+template <class V, int W>
+struct Bf16Tile {
+    const std::uint16_t* rows[W];
+    void open(const WeightMatrix& weight, int w, std::size_t n) {
+        rows[w] = static_cast<const std::uint16_t*>(weight.data) + n * weight.k;
+    }
+    template <class Use>
+    void run(std::size_t k, Use&& use) const {
+        std::size_t i = 0;
+        for (; i + V::lanes <= k; i += V::lanes) {
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                use(w, i, V::load_bf16(rows[w] + i));
+        }
+        if (i < k) {
+            for (int w = 0; w < W; ++w) {
+                std::uint16_t padded[V::lanes] = {};
+                std::memcpy(padded, rows[w] + i, (k - i) * sizeof(std::uint16_t));
+                use(w, i, V::load_bf16(padded));
+            }
+        }
+    }
+};
+
+// FP8 in blocks of 128 x 128: one scale a row and group, the last blocks may be ragged.
+template <class V, int W>
+struct Fp8Tile {
+    const std::uint8_t* rows[W];
+    const float* scales[W];
+    void open(const WeightMatrix& weight, int w, std::size_t n) {
+        rows[w] = static_cast<const std::uint8_t*>(weight.data) + n * weight.k;
+        scales[w] = static_cast<const float*>(weight.scales) +
+                    (n / group) * ((weight.k + group - 1) / group);
+    }
+    template <class Use>
+    void run(std::size_t k, Use&& use) const {
+        for (std::size_t g = 0; g * group < k; ++g) {
+            typename V::F scale[W];
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                scale[w] = V::set1(scales[w][g] * 256.0f);
+            const std::size_t end = g * group + group < k ? g * group + group : k;
+            std::size_t i = g * group;
+            for (; i + V::lanes <= end; i += V::lanes) {
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    use(w, i, V::mul(V::load_e4m3(rows[w] + i), scale[w]));
+            }
+            if (i < end) {
+                for (int w = 0; w < W; ++w) {
+                    std::uint8_t padded[16] = {};
+                    std::memcpy(padded, rows[w] + i, end - i);
+                    use(w, i, V::mul(V::load_e4m3(padded), scale[w]));
+                }
+            }
+        }
+    }
+};
+
+// W4A16: per group of 128 one scale and sixteen words of eight weights.  The input is packed as
+// PackedLayout::nibbles, so nibble j of a vector of words meets the j-th next input vector.
+template <class V, int W>
+struct NibbleTile {
+    const std::uint32_t* rows[W];
+    const std::uint16_t* scales[W];
+    void open(const WeightMatrix& weight, int w, std::size_t n) {
+        rows[w] = static_cast<const std::uint32_t*>(weight.data) + n * (weight.k / 8);
+        scales[w] = static_cast<const std::uint16_t*>(weight.scales) + n * (weight.k / group);
+    }
+    template <class Use>
+    void run(std::size_t k, Use&& use) const {
+        for (std::size_t g = 0; g * group < k; ++g) {
+            typename V::Scale scale[W];
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                scale[w] = V::nibble_scale(widened(scales[w][g]));
+            for (std::size_t word = 0; word < 16; word += V::lanes) {
+                typename V::Words words[W];
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    words[w] = V::load_words(rows[w] + g * 16 + word);
+                const std::size_t i = g * group + word * 8;
+#pragma GCC unroll 8
+                for (std::size_t nibble = 0; nibble < 8; ++nibble) {
+#pragma GCC unroll 8
+                    for (int w = 0; w < W; ++w) {
+                        use(w, i + nibble * V::lanes, V::nibble(words[w], scale[w]));
+                        words[w] = V::next_nibble(words[w]);
+                    }
+                }
+            }
+        }
+    }
+};
+
+// ---- few rows
+
+// Outputs of a tile for R rows: as many chains as registers hold beside the weights' own needs.
+template <class V>
+constexpr int tile_outputs(int rows) {
+    constexpr int many[9] = {0, 8, 6, 4, 4, 3, 3, 2, 2};
+    constexpr int few[9] = {0, 4, 3, 2, 2, 1, 1, 1, 1};
+    return V::registers >= 32 ? many[rows] : few[rows];
+}
+
+template <class V, template <class, int> class Tile, int W, int R>
+void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t last, const float* x,
+                  std::size_t stride, float* out, std::size_t out_stride) {
+    using F = typename V::F;
+    for (std::size_t n = first; n < last; n += W) {
+        // At the end the last output is computed several times and stored once.
+        Tile<V, W> tile;
+#pragma GCC unroll 8
+        for (int w = 0; w < W; ++w)
+            tile.open(weight, w, n + w < last ? n + w : last - 1);
+        F sums[W][R];
+#pragma GCC unroll 8
+        for (int w = 0; w < W; ++w)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                sums[w][r] = V::zero();
+        tile.run(weight.k, [&sums, x, stride](int w, std::size_t i, F value) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                sums[w][r] = V::fma(value, V::load(x + static_cast<std::size_t>(r) * stride + i),
+                                    sums[w][r]);
+        });
+#pragma GCC unroll 8
+        for (int w = 0; w < W; ++w) {
+            if (n + w >= last) break;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                out[static_cast<std::size_t>(r) * out_stride + (n + w - first)] =
+                    V::sum(sums[w][r]);
+        }
+    }
+}
+
+template <class V, template <class, int> class Tile>
+void product_up_to_8(std::size_t rows, const WeightMatrix& weight, std::size_t first,
+                     std::size_t last, const float* x, std::size_t stride, float* out,
+                     std::size_t out_stride) {
+    const auto with = [&]<int R>() {
+        product_rows<V, Tile, tile_outputs<V>(R), R>(weight, first, last, x, stride, out,
+                                                     out_stride);
+    };
+    switch (rows) {
+        case 1:
+            return with.template operator()<1>();
+        case 2:
+            return with.template operator()<2>();
+        case 3:
+            return with.template operator()<3>();
+        case 4:
+            return with.template operator()<4>();
+        case 5:
+            return with.template operator()<5>();
+        case 6:
+            return with.template operator()<6>();
+        case 7:
+            return with.template operator()<7>();
+        default:
+            return with.template operator()<8>();
+    }
+}
+
+// ---- many rows
+
+// Outputs [first, last) dequantised in the order of the packed input, rows packed_width(k) apart
+// and zero behind k.
+template <class V, template <class, int> class Tile>
+void fill_panel(const WeightMatrix& weight, std::size_t first, std::size_t last, float* panel) {
+    const std::size_t width = packed_width(weight.k);
+    for (std::size_t n = first; n < last; ++n) {
+        float* row = panel + (n - first) * width;
+        if (width != weight.k) std::memset(row, 0, width * sizeof(float));
+        Tile<V, 1> tile;
+        tile.open(weight, 0, n);
+        tile.run(weight.k,
+                 [row](int, std::size_t i, typename V::F value) { V::store(row + i, value); });
+    }
+}
+
+void fill_panel_plainly(const WeightMatrix& weight, std::size_t first, std::size_t last,
+                        float* panel) {
+    const std::size_t width = packed_width(weight.k);
+    for (std::size_t n = first; n < last; ++n) {
+        float* row = panel + (n - first) * width;
+        dequantise_row(weight, n, row);
+        std::memset(row + weight.k, 0, (width - weight.k) * sizeof(float));
+    }
+}
+
+// Every row against a panel of floats.
+template <class V>
+void product_with_panel(const WeightMatrix& panel, const PackedRows& x, float* out,
+                        std::size_t out_stride) {
+    constexpr int R = 4;
+    constexpr int W = V::registers >= 32 ? 6 : 3;
+    std::size_t row = 0;
+    for (; row + R <= x.rows; row += R)
+        product_rows<V, FloatTile, W, R>(panel, 0, panel.n, x.data + row * x.stride, x.stride,
+                                         out + row * out_stride, out_stride);
+    if (row < x.rows)
+        product_up_to_8<V, FloatTile>(x.rows - row, panel, 0, panel.n, x.data + row * x.stride,
+                                      x.stride, out + row * out_stride, out_stride);
+}
+
+inline constexpr std::size_t most_rows_in_registers = 16;
+
+template <class V, template <class, int> class Tile>
+void product_of_format(const WeightMatrix& weight, std::size_t first, std::size_t last,
+                       const PackedRows& x, float* out, std::size_t out_stride, float* panel) {
+    if (x.rows <= 8) {
+        product_up_to_8<V, Tile>(x.rows, weight, first, last, x.data, x.stride, out, out_stride);
+        return;
+    }
+    const std::size_t width = packed_width(weight.k);
+    for (std::size_t n = first; n < last; n += panel_rows) {
+        const std::size_t end = n + panel_rows < last ? n + panel_rows : last;
+        if (x.rows <= most_rows_in_registers) {
+            const std::size_t half = (x.rows + 1) / 2;
+            product_up_to_8<V, Tile>(half, weight, n, end, x.data, x.stride, out + (n - first),
+                                     out_stride);
+            product_up_to_8<V, Tile>(x.rows - half, weight, n, end, x.data + half * x.stride,
+                                     x.stride, out + half * out_stride + (n - first), out_stride);
+        } else {
+            fill_panel<V, Tile>(weight, n, end, panel);
+            WeightMatrix floats;
+            floats.format = WeightFormat::f32;
+            floats.n = end - n;
+            floats.k = width;
+            floats.data = panel;
+            product_with_panel<V>(floats, x, out + (n - first), out_stride);
+        }
+    }
+}
+
+template <class V>
+void product(const WeightMatrix& weight, std::size_t first, std::size_t last, const PackedRows& x,
+             float* out, std::size_t out_stride, float* panel) {
+    switch (weight.format) {
+        case WeightFormat::f32:
+            return product_of_format<V, FloatTile>(weight, first, last, x, out, out_stride, panel);
+        case WeightFormat::bf16:
+            return product_of_format<V, Bf16Tile>(weight, first, last, x, out, out_stride, panel);
+        case WeightFormat::fp8_block:
+            return product_of_format<V, Fp8Tile>(weight, first, last, x, out, out_stride, panel);
+        case WeightFormat::w4a16:
+            return product_of_format<V, NibbleTile>(weight, first, last, x, out, out_stride, panel);
+        case WeightFormat::nvfp4:
+            for (std::size_t n = first; n < last; n += panel_rows) {
+                const std::size_t end = n + panel_rows < last ? n + panel_rows : last;
+                fill_panel_plainly(weight, n, end, panel);
+                WeightMatrix floats;
+                floats.format = WeightFormat::f32;
+                floats.n = end - n;
+                floats.k = packed_width(weight.k);
+                floats.data = panel;
+                product_with_panel<V>(floats, x, out + (n - first), out_stride);
+            }
+            return;
+    }
+}
+
+// ---- inputs
+
+template <class V>
+void pack_row(PackedLayout layout, bool round, const float* in, std::size_t k, float* out) {
+    const std::size_t width = packed_width(k);
+    for_each_vector<V>(k, [&](std::size_t i, auto load, auto store) {
+        const auto x = load(in + i);
+        store(out + i, round ? V::round_bf16(x) : x);
+    });
+    std::memset(out + k, 0, (width - k) * sizeof(float));
+    if (layout == PackedLayout::natural) return;
+    for (std::size_t g = 0; g < width; g += group) {
+        float natural[group];
+        std::memcpy(natural, out + g, sizeof(natural));
+        float* to = out + g;
+        for (std::size_t word = 0; word < 16; word += V::lanes)
+            for (std::size_t nibble = 0; nibble < 8; ++nibble)
+                for (std::size_t lane = 0; lane < V::lanes; ++lane)
+                    *to++ = natural[(word + lane) * 8 + nibble];
+    }
+}
+
+// ---- the transposed product: y = W^T x for a block of rows of W, the sum running over them.
+
+template <class V, int R, class Load>
+void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row, std::size_t column,
+                        std::size_t columns, Load&& load, float* out, std::size_t out_stride) {
+    using F = typename V::F;
+    constexpr int C = 4;
+    F sums[C][R];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            sums[c][r] = V::zero();
+    const float* const rows = x.data + row * x.stride;
+    for (std::size_t i = 0; i < count; ++i) {
+        F value[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c)
+            value[c] = load(i, c);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const F factor = V::set1(rows[static_cast<std::size_t>(r) * x.stride + i]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c)
+                sums[c][r] = V::fma(factor, value[c], sums[c][r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        float* to = out + (row + static_cast<std::size_t>(r)) * out_stride + column;
+        for (int c = 0; c < C; ++c) {
+            const std::size_t at = static_cast<std::size_t>(c) * V::lanes;
+            if (at >= columns) break;
+            if (columns - at >= V::lanes)
+                V::store(to + at, sums[c][r]);
+            else
+                store_first<V>(to + at, sums[c][r], columns - at);
+        }
+    }
+}
+
+// load(i, c): the c-th vector of row i; it pads what lies behind the last column.
+template <class V, class LoadAt>
+void transposed_walk(std::size_t count, std::size_t columns, const PackedRows& x, float* out,
+                     std::size_t out_stride, LoadAt&& load_at) {
+    constexpr std::size_t block = 4 * V::lanes;
+    for (std::size_t column = 0; column < columns; column += block) {
+        const std::size_t here = columns - column < block ? columns - column : block;
+        const auto load = [&](std::size_t i, int c) {
+            const std::size_t at = column + static_cast<std::size_t>(c) * V::lanes;
+            return at < columns ? load_at(i, at, columns - at < V::lanes ? columns - at : V::lanes)
+                                : V::zero();
+        };
+        std::size_t row = 0;
+        for (; row + 4 <= x.rows; row += 4)
+            transposed_columns<V, 4>(count, x, row, column, here, load, out, out_stride);
+        for (; row < x.rows; ++row)
+            transposed_columns<V, 1>(count, x, row, column, here, load, out, out_stride);
+    }
+}
+
+template <class V>
+void product_transposed(const WeightMatrix& weight, std::size_t first_row, std::size_t count,
+                        std::size_t first_column, std::size_t last_column, const PackedRows& x,
+                        float* out, std::size_t out_stride, float* panel) {
+    const std::size_t k = weight.k;
+    const std::size_t columns = last_column - first_column;
+    switch (weight.format) {
+        case WeightFormat::f32: {
+            const float* rows = static_cast<const float*>(weight.data) + first_row * k;
+            transposed_walk<V>(count, columns, x, out, out_stride,
+                               [=](std::size_t i, std::size_t at, std::size_t left) {
+                                   return load_up_to<V>(rows + i * k + first_column + at, left);
+                               });
+            return;
+        }
+        case WeightFormat::bf16: {
+            const auto* rows = static_cast<const std::uint16_t*>(weight.data) + first_row * k;
+            transposed_walk<V>(count, columns, x, out, out_stride,
+                               [=](std::size_t i, std::size_t at, std::size_t left) {
+                                   const std::uint16_t* from = rows + i * k + first_column + at;
+                                   if (left == V::lanes) return V::load_bf16(from);
+                                   std::uint16_t padded[V::lanes] = {};
+                                   std::memcpy(padded, from, left * sizeof(std::uint16_t));
+                                   return V::load_bf16(padded);
+                               });
+            return;
+        }
+        case WeightFormat::fp8_block: {
+            const auto* rows = static_cast<const std::uint8_t*>(weight.data);
+            const auto* scales = static_cast<const float*>(weight.scales);
+            const std::size_t blocks = (k + group - 1) / group;
+            // A vector meets one scale only if it starts on a multiple of its own length.
+            if (first_column % V::lanes != 0) break;
+            transposed_walk<V>(count, columns, x, out, out_stride,
+                               [=](std::size_t i, std::size_t at, std::size_t left) {
+                                   const std::size_t row = first_row + i;
+                                   const std::size_t column = first_column + at;
+                                   const auto scale = V::set1(
+                                       scales[row / group * blocks + column / group] * 256.0f);
+                                   const std::uint8_t* from = rows + row * k + column;
+                                   if (left == V::lanes) return V::mul(V::load_e4m3(from), scale);
+                                   std::uint8_t padded[16] = {};
+                                   std::memcpy(padded, from, left);
+                                   return V::mul(V::load_e4m3(padded), scale);
+                               });
+            return;
+        }
+        default:
+            break;
+    }
+    // The other formats: a few dequantised rows at a time, the sums kept in `out` between them.
+    const std::size_t width = packed_width(k);
+    for (std::size_t r = 0; r < x.rows; ++r)
+        std::memset(out + r * out_stride, 0, columns * sizeof(float));
+    for (std::size_t done = 0; done < count; done += panel_rows) {
+        const std::size_t here = count - done < panel_rows ? count - done : panel_rows;
+        fill_panel_plainly(weight, first_row + done, first_row + done + here, panel);
+        for (std::size_t r = 0; r < x.rows; ++r) {
+            const float* factors = x.data + r * x.stride + done;
+            float* sums = out + r * out_stride;
+            for_each_vector<V>(columns, [&](std::size_t i, auto load, auto store) {
+                auto sum = load(sums + i);
+                for (std::size_t row = 0; row < here; ++row)
+                    sum = V::fma(V::set1(factors[row]),
+                                 load(panel + row * width + first_column + i), sum);
+                store(sums + i, sum);
+            });
+        }
+    }
+}
+
+}  // namespace
+}  // namespace percheron::ops::cpu

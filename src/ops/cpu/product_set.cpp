@@ -1,0 +1,139 @@
+#include "ops/cpu/product_set.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace percheron::ops::cpu {
+namespace {
+
+// Below this many multiply-adds a region costs more than it saves.
+constexpr std::size_t worth_a_region = 40'000;
+// And a task should take a few microseconds.
+constexpr std::size_t least_task = 30'000;
+constexpr std::size_t tasks_per_thread = 4;
+
+// The work of one output: dequantising it, then one multiply-add for every row.
+std::size_t work_of_output(const Product& product) {
+    return product.weight.k * (product.input.rows + 2) / 2;
+}
+
+}  // namespace
+
+void ProductSet::start() {
+    products_.clear();
+    packings_.clear();
+    packed_.restart();
+}
+
+PackedRows ProductSet::pack(Rows<const float> rows, PackedLayout layout, bool round) {
+    // A set shares few inputs, and the latest first.
+    for (auto known = packings_.rbegin(); known != packings_.rend(); ++known) {
+        if (known->source.data == rows.data && known->source.rows == rows.rows &&
+            known->source.columns == rows.columns && known->layout == layout &&
+            known->round == round)
+            return known->packed;
+    }
+    const std::size_t width = packed_width(rows.columns);
+    PackedRows packed;
+    packed.rows = rows.rows;
+    if (layout == PackedLayout::natural && !round && rows.columns == width) {
+        packed.data = rows.data;
+        packed.stride = rows.stride;
+    } else {
+        float* const to = packed_.take(rows.rows * width);
+        packed.data = to;
+        packed.stride = width;
+        const auto pack_rows = [&](std::size_t first, std::size_t last) {
+            for (std::size_t row = first; row < last; ++row)
+                kernels_.pack_row(layout, round, rows.row(row), rows.columns, to + row * width);
+        };
+        constexpr std::size_t floats_a_task = 32'768;
+        const std::size_t block = std::max<std::size_t>(1, floats_a_task / width);
+        if (rows.rows <= 2 * block) {
+            pack_rows(0, rows.rows);
+        } else {
+            pool_.parallel_for((rows.rows + block - 1) / block, [&](std::size_t task, std::size_t) {
+                pack_rows(task * block, std::min(rows.rows, (task + 1) * block));
+            });
+        }
+    }
+    packings_.push_back({rows, layout, round, packed});
+    return packed;
+}
+
+const float* ProductSet::pack_heads(Rows<const float> rows, std::size_t heads, std::size_t width,
+                                    bool round) {
+    const std::size_t padded = packed_width(width);
+    float* const to = packed_.take(rows.rows * heads * padded);
+    const auto pack_row = [&](std::size_t row) {
+        for (std::size_t head = 0; head < heads; ++head)
+            kernels_.pack_row(PackedLayout::natural, round, rows.row(row) + head * width, width,
+                              to + (row * heads + head) * padded);
+    };
+    if (rows.rows <= 16) {
+        for (std::size_t row = 0; row < rows.rows; ++row)
+            pack_row(row);
+    } else {
+        pool_.parallel_for(rows.rows, [&](std::size_t row, std::size_t) { pack_row(row); });
+    }
+    return to;
+}
+
+void ProductSet::reserve_panels(std::size_t k) {
+    const std::size_t floats = panel_floats(k);
+    if (floats <= panel_stride_) return;
+    panel_stride_ = floats;
+    panels_.reserve(pool_.threads() * floats);
+}
+
+void ProductSet::run() {
+    std::size_t work = 0;
+    std::size_t widest = 0;
+    for (const Product& product : products_) {
+        work += work_of_output(product) * (product.last - product.first);
+        widest = std::max(widest, product.weight.k);
+    }
+    reserve_panels(widest);
+
+    const auto compute = [this](const Product& product, std::size_t first, std::size_t last,
+                                std::size_t thread) {
+        kernels_.product(product.weight, first, last, product.input,
+                         product.output + (first - product.first), product.output_stride,
+                         panel(thread));
+    };
+    if (work < worth_a_region || pool_.threads() == 1) {
+        for (const Product& product : products_)
+            compute(product, product.first, product.last, 0);
+        return;
+    }
+
+    const std::size_t task_work = std::max(least_task, work / (pool_.threads() * tasks_per_thread));
+    pieces_.clear();
+    for (std::size_t i = 0; i < products_.size(); ++i) {
+        const Product& product = products_[i];
+        const std::size_t block =
+            std::max<std::size_t>(1, task_work / (work_of_output(product) * panel_rows)) *
+            panel_rows;
+        for (std::size_t first = product.first; first < product.last; first += block)
+            pieces_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(first),
+                               static_cast<std::uint32_t>(std::min(first + block, product.last))});
+    }
+    pool_.parallel_for(pieces_.size(), [&](std::size_t task, std::size_t thread) {
+        const Piece& piece = pieces_[task];
+        compute(products_[piece.product], piece.first, piece.last, thread);
+    });
+}
+
+void ProductSet::run(std::span<const Linear> ops) {
+    start();
+    for (const Linear& op : ops) {
+        assert(op.input.columns == op.weight.k && op.output.columns == op.weight.n);
+        if (op.input.rows == 0 || op.weight.n == 0) continue;
+        const PackedRows input =
+            pack(op.input, layout_for(op.weight.format), op.arithmetic == Arithmetic::standard);
+        add({op.weight, 0, op.weight.n, input, op.output.data, op.output.stride});
+    }
+    run();
+}
+
+}  // namespace percheron::ops::cpu

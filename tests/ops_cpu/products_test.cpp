@@ -1,0 +1,146 @@
+// Products straight from stored weights: against the oracle, and the same bits for any rows,
+// threads and company.
+#include <gtest/gtest.h>
+
+#include "ops/reference/reference_primitives.h"
+#include "ops_cpu/random_data.h"
+
+namespace percheron::ops {
+namespace {
+
+constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::f32, WeightFormat::fp8_block,
+                                    WeightFormat::w4a16, WeightFormat::nvfp4};
+constexpr Arithmetic arithmetics[] = {Arithmetic::standard, Arithmetic::fp32};
+
+class Products : public testing::TestWithParam<std::string> {};
+
+struct Shape {
+    std::size_t n, k;
+};
+
+std::vector<Shape> shapes(Random& random) {
+    std::vector<Shape> list = {{1, 1},    {4, 384},  {24, 1536}, {25, 129}, {131, 200},
+                               {7, 4096}, {300, 64}, {3, 17},    {65, 512}};
+    for (int i = 0; i < 6; ++i)
+        list.push_back({random.between(1, 200), random.between(1, 700)});
+    return list;
+}
+
+std::vector<float> product(CpuOps& cpu, const WeightMatrix& weight, std::vector<float>& x,
+                           Arithmetic arithmetic) {
+    std::vector<float> y(x.size() / weight.k * weight.n, -1.0f);
+    const Linear op{weight, rows_of(x, weight.k), rows_of(y, weight.n), arithmetic};
+    cpu.ops.linear(std::span(&op, 1));
+    return y;
+}
+
+TEST_P(Products, AgreeWithTheOracle) {
+    Random random(11);
+    CpuOps cpu(GetParam());
+    reference::ReferencePrimitives oracle;
+    for (const WeightFormat format : formats) {
+        for (Shape shape : shapes(random)) {
+            shape.k = storable_width(format, shape.k);
+            const StoredMatrix weight = random_matrix(random, format, shape.n, shape.k);
+            for (const std::size_t rows : {std::size_t{1}, std::size_t{5}, std::size_t{19}}) {
+                for (const Arithmetic arithmetic : arithmetics) {
+                    std::vector<float> x = random.floats(rows * shape.k);
+                    const std::vector<float> y = product(cpu, weight.view, x, arithmetic);
+                    std::vector<float> expected(y.size());
+                    const Linear op{weight.view, rows_of(x, shape.k), rows_of(expected, shape.n),
+                                    arithmetic};
+                    oracle.linear(std::span(&op, 1));
+                    // Bounded by the sum of magnitudes, not by the result: sums may cancel.
+                    std::vector<float> row(shape.k);
+                    for (std::size_t n = 0; n < shape.n; ++n) {
+                        dequantise_row(weight.view, n, row.data());
+                        for (std::size_t r = 0; r < rows; ++r) {
+                            double magnitude = 0;
+                            for (std::size_t i = 0; i < shape.k; ++i)
+                                magnitude += std::abs(row[i] * x[r * shape.k + i]);
+                            ASSERT_NEAR(y[r * shape.n + n], expected[r * shape.n + n],
+                                        2e-6 * magnitude + 1e-30)
+                                << name_of(format) << " n " << shape.n << " k " << shape.k
+                                << " row " << r << " output " << n;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Products, ARowHasTheSameBitsInAnyNumberOfRowsAndThreads) {
+    Random random(12);
+    CpuOps two(GetParam(), 2), one(GetParam(), 1);
+    for (const WeightFormat format : formats) {
+        for (const Shape base :
+             {Shape{130, 384}, Shape{53, 391}, Shape{24, 1536}, Shape{300, 128}}) {
+            const Shape shape{base.n, storable_width(format, base.k)};
+            const StoredMatrix weight = random_matrix(random, format, shape.n, shape.k);
+            constexpr std::size_t most = 255;
+            std::vector<float> x = random.floats(most * shape.k);
+            for (const Arithmetic arithmetic : arithmetics) {
+                const std::vector<float> all = product(two, weight.view, x, arithmetic);
+                ASSERT_TRUE(bits_equal(all, product(one, weight.view, x, arithmetic)));
+                for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 64}) {
+                    const std::size_t first = random.between(0, most - rows);
+                    std::vector<float> part(
+                        x.begin() + static_cast<std::ptrdiff_t>(first * shape.k),
+                        x.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.k));
+                    const std::vector<float> expected(
+                        all.begin() + static_cast<std::ptrdiff_t>(first * shape.n),
+                        all.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.n));
+                    ASSERT_TRUE(bits_equal(product(two, weight.view, part, arithmetic), expected))
+                        << name_of(format) << " n " << shape.n << " k " << shape.k << " rows "
+                        << rows;
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Products, ASetIsItsMembers) {
+    Random random(13);
+    CpuOps cpu(GetParam());
+    std::vector<float> x = random.floats(3 * 256), z = random.floats(2 * 384);
+    std::vector<StoredMatrix> weights;
+    std::vector<std::vector<float>> together, alone;
+    std::vector<Linear> ops;
+    for (int i = 0; i < 10; ++i) {
+        const bool first = random.between(0, 1) == 0;
+        weights.push_back(random_matrix(random, formats[random.between(0, 4)],
+                                        random.between(1, 90), first ? 256 : 384));
+        together.emplace_back(weights.back().view.n * (first ? 3 : 2));
+        alone.push_back(product(cpu, weights.back().view, first ? x : z, Arithmetic::standard));
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        const bool first = weights[i].view.k == 256;
+        ops.push_back({weights[i].view, rows_of(first ? x : z, weights[i].view.k),
+                       rows_of(together[i], weights[i].view.n), Arithmetic::standard});
+    }
+    cpu.ops.linear(ops);
+    for (std::size_t i = 0; i < weights.size(); ++i)
+        EXPECT_TRUE(bits_equal(together[i], alone[i])) << i;
+}
+
+TEST_P(Products, WriteOnlyTheirColumnsOfAWiderMatrix) {
+    Random random(14);
+    CpuOps cpu(GetParam());
+    const StoredMatrix weight = random_matrix(random, WeightFormat::bf16, 37, 100);
+    std::vector<float> wide = random.floats(5 * 120), y(5 * 64, 7.0f);
+    const Rows<const float> x = rows_of(wide, 120).column_slice(11, 100);
+    const Linear op{weight.view, x, rows_of(y, 64).column_slice(20, 37), Arithmetic::standard};
+    cpu.ops.linear(std::span(&op, 1));
+    for (std::size_t r = 0; r < 5; ++r) {
+        std::vector<float> row(x.row(r), x.row(r) + 100);
+        const std::vector<float> expected = product(cpu, weight.view, row, Arithmetic::standard);
+        for (std::size_t c = 0; c < 64; ++c)
+            ASSERT_EQ(y[r * 64 + c], c < 20 || c >= 57 ? 7.0f : expected[c - 20]);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, Products, testing::ValuesIn(levels()));
+
+}  // namespace
+}  // namespace percheron::ops
