@@ -3,8 +3,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <set>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -40,9 +42,36 @@ TEST(PageAssets, HoldEveryFileOfTheFolderByteForByte) {
 }
 
 TEST(PageAssets, TypeFollowsTheName) {
-    const auto page = find_page_asset("/");
-    ASSERT_TRUE(page);
-    EXPECT_EQ(page->content_type, "text/html; charset=utf-8");
+    const std::pair<const char*, const char*> expected[] = {
+        {"/", "text/html; charset=utf-8"},
+        {"/assets/app.js", "text/javascript; charset=utf-8"},
+        {"/assets/style.css", "text/css; charset=utf-8"},
+        {"/assets/icon.svg", "image/svg+xml; charset=utf-8"},
+    };
+    for (const auto& [path, type] : expected) {
+        const auto asset = find_page_asset(path);
+        ASSERT_TRUE(asset) << path;
+        EXPECT_EQ(asset->content_type, type);
+    }
+}
+
+// Every address that the page's own files name is one this server has: nothing is remote or
+// missing.
+TEST(PageAssets, LoadOnlyOneAnother) {
+    const std::regex reference(R"re((?:src|href)="([^"#][^"]*)"|from '([^']+)'|url\(([^)]*)\))re");
+    std::size_t references = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(page_folder())) {
+        if (entry.path().extension() == ".h") continue;
+        const std::string text = read_whole(entry.path());
+        for (std::sregex_iterator match(text.begin(), text.end(), reference), end; match != end;
+             ++match) {
+            std::string path = (*match)[1].str() + (*match)[2].str() + (*match)[3].str();
+            if (path.starts_with("./")) path.replace(0, 1, "/assets");
+            EXPECT_TRUE(find_page_asset(path)) << entry.path() << " names " << path;
+            ++references;
+        }
+    }
+    EXPECT_GT(references, 10u);
 }
 
 TEST(PageAssets, NothingElseIsFound) {

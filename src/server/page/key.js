@@ -1,0 +1,49 @@
+// The API key: asked for when the server wants one, kept for the tab, or for longer on request.
+
+const KEY = 'percheron.api-key';
+
+export class KeyKeeper {
+    #dialog;
+    #input;
+    #remember;
+    #notice;
+    #onKey;
+
+    // `onKey` is called when the reader has given a key.
+    constructor(root, onKey) {
+        this.#dialog = root.getElementById('key-dialog');
+        this.#input = root.getElementById('key-input');
+        this.#remember = root.getElementById('key-remember');
+        this.#notice = root.getElementById('key-notice');
+        this.#onKey = onKey;
+        root.getElementById('key-form').addEventListener('submit', (event) => {
+            event.preventDefault();
+            this.#keep(this.#input.value.trim());
+        });
+        root.getElementById('key-cancel').addEventListener('click', () => this.#dialog.close());
+    }
+
+    get key() {
+        return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? '';
+    }
+
+    // `refused`: the server has just answered 401 to the key there is.
+    ask({ refused }) {
+        if (this.#dialog.open) return;
+        const wrong = refused && this.key !== '';
+        this.#notice.textContent = wrong ? 'The server does not accept this key.' : '';
+        this.#notice.hidden = !wrong;
+        this.#input.value = this.key;
+        this.#remember.checked = localStorage.getItem(KEY) !== null;
+        this.#dialog.showModal();
+        this.#input.select();
+    }
+
+    #keep(key) {
+        sessionStorage.removeItem(KEY);
+        localStorage.removeItem(KEY);
+        if (key !== '') (this.#remember.checked ? localStorage : sessionStorage).setItem(KEY, key);
+        this.#dialog.close();
+        this.#onKey();
+    }
+}

@@ -1,0 +1,56 @@
+"""build/percheron serve --replay, started on a free port with replies that the test writes."""
+
+import json
+import os
+import subprocess
+import tempfile
+import urllib.request
+
+
+class ReplayServer:
+    def __init__(self, replies, *, key=None):
+        self._folder = tempfile.TemporaryDirectory(prefix="percheron-replay-")
+        replay = os.path.join(self._folder.name, "replies.jsonl")
+        with open(replay, "w", encoding="utf-8") as file:
+            for reply in replies:
+                file.write(json.dumps(reply) + "\n")
+        command = [os.environ["PERCHERON_BINARY"], "serve", "--port", "0", "--replay", replay]
+        if key:
+            keys = os.path.join(self._folder.name, "keys")
+            descriptor = os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{key}\n")
+            command += ["--api-key-file", keys]
+        self._key = key
+        self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        ready = self._process.stdout.readline().split()
+        if len(ready) < 2 or ready[0] != "ready":
+            raise RuntimeError(f"percheron serve did not start: {self.log()}")
+        self.url = ready[1]
+
+    def log(self):
+        with open(self._log.name, encoding="utf-8") as file:
+            return file.read()
+
+    def status(self):
+        request = urllib.request.Request(self.url + "/status")
+        if self._key:
+            request.add_header("Authorization", f"Bearer {self._key}")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    def stop(self):
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            self._process.stdout.close()
+            self._log.close()
+            self._folder.cleanup()
