@@ -191,6 +191,19 @@ class TextTrunk final : public Network {
 
 }  // namespace
 
+NetworkMemory Network::memory(const ModelConfig& config, const ops::Backend& backend,
+                              const NetworkOptions& options) {
+    const std::size_t streams = config.streams;
+    const Bytes row = (streams + 2) * config.hidden * size_of(backend.activation_dtype()) +
+                      (streams + streams * streams) * sizeof(float);
+    NetworkMemory memory;
+    memory.activations = options.max_rows * row;
+    memory.stages =
+        backend.working_bytes(shape_of(config), options.max_rows, options.max_logit_rows);
+    memory.logits = options.max_logit_rows * config.vocabulary * sizeof(float);
+    return memory;
+}
+
 Result<std::unique_ptr<Network>> Network::load(const ModelConfig& config, WeightSource& weights,
                                                ops::Backend& backend,
                                                const NetworkOptions& options) {

@@ -25,8 +25,20 @@ struct NetworkOptions {
     std::size_t max_logit_rows = 64;  // rows of a step whose logits can be wanted
 };
 
+// What a network asks of its backend beside the weights.
+struct NetworkMemory {
+    Bytes activations = 0;  // between the stages
+    Bytes stages = 0;       // working space inside them
+    Bytes logits = 0;
+    Bytes total() const { return activations + stages + logits; }
+};
+
 class Network {
   public:
+    // The same numbers load() will ask for, before anything is loaded.
+    static NetworkMemory memory(const ModelConfig& config, const ops::Backend& backend,
+                                const NetworkOptions& options);
+
     // Asks the source for every tensor by name and shape and places it in the backend.
     // Errors: the source's, with the tensor named; out_of_memory from the backend.
     static Result<std::unique_ptr<Network>> load(const ModelConfig& config, WeightSource& weights,

@@ -157,6 +157,9 @@ class Backend {
     // result lives as long as both the source and the backend.
     virtual Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name) = 0;
     virtual Result<const float*> place(std::span<const float> vector, std::string_view name) = 0;
+    // What prepare() will reserve for these sizes, known before anything is loaded.
+    virtual Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
+                                std::size_t logit_rows) const = 0;
     // Reserves the stages' scratch for at most `rows` rows a step.  Called once, after the weights.
     virtual Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) = 0;
 

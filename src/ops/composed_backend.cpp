@@ -27,6 +27,21 @@ class HostBuffer final : public BackendBuffer {
     Bytes bytes_;
 };
 
+// Lays out every stage on an arena without memory, so that its peak is known.
+void measure_stages(ScratchArena& arena, const NetworkShape& shape, std::size_t rows,
+                    std::size_t logit_rows) {
+    const auto measure = [&arena](auto lay_out) {
+        arena.restart();
+        lay_out();
+    };
+    measure([&] { KdaScratch::lay_out(arena, shape, rows); });
+    measure([&] { SparseScratch::lay_out(arena, shape, rows); });
+    measure([&] { FeedForwardScratch::lay_out(arena, rows, shape.dense_intermediate); });
+    measure([&] { ExpertsScratch::lay_out(arena, shape, rows); });
+    measure([&] { MhcScratch::lay_out(arena, shape, rows); });
+    measure([&] { arena.rows<float>(logit_rows, shape.hidden); });
+}
+
 }  // namespace
 
 ComposedBackend::ComposedBackend(std::string name, Arithmetic arithmetic,
@@ -69,20 +84,18 @@ Result<const float*> ComposedBackend::place(std::span<const float> vector, std::
     return static_cast<const float*>(vectors_.back().get());
 }
 
+Bytes ComposedBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
+                                     std::size_t logit_rows) const {
+    ScratchArena arena;
+    measure_stages(arena, shape, rows, logit_rows);
+    return arena.peak() + primitives_->working_bytes(shape, rows, logit_rows);
+}
+
 Status ComposedBackend::prepare(const NetworkShape& shape, std::size_t rows,
                                 std::size_t logit_rows) {
     shape_ = shape;
     expert_products_.reserve(2 * shape.experts + 2);
-    const auto measure = [&](auto lay_out) {
-        scratch_.restart();
-        lay_out();
-    };
-    measure([&] { KdaScratch::lay_out(scratch_, shape, rows); });
-    measure([&] { SparseScratch::lay_out(scratch_, shape, rows); });
-    measure([&] { FeedForwardScratch::lay_out(scratch_, rows, shape.dense_intermediate); });
-    measure([&] { ExpertsScratch::lay_out(scratch_, shape, rows); });
-    measure([&] { MhcScratch::lay_out(scratch_, shape, rows); });
-    measure([&] { scratch_.rows<float>(logit_rows, shape.hidden); });
+    measure_stages(scratch_, shape, rows, logit_rows);
     PERCHERON_TRY(scratch_.reserve());
     return primitives_->prepare(shape, rows, logit_rows);
 }

@@ -32,6 +32,8 @@ class ComposedBackend : public Backend {
         Bytes bytes, std::string_view purpose) override;
     Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name) override;
     Result<const float*> place(std::span<const float> vector, std::string_view name) override;
+    Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
+                        std::size_t logit_rows) const override;
     Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) override;
 
     Status run(const RowBatch& batch, const std::function<void()>& stages) override;

@@ -32,6 +32,11 @@ class Primitives {
   public:
     virtual ~Primitives() = default;
 
+    // What prepare() will reserve.
+    virtual Bytes working_bytes(const NetworkShape&, std::size_t /*rows*/,
+                                std::size_t /*logit_rows*/) const {
+        return 0;
+    }
     // Called once before the first step with the largest row counts a step may have.
     virtual Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) = 0;
 

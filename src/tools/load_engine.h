@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,32 +13,38 @@
 #include "percheron/types.h"
 
 #include "core/status.h"
+#include "engine/local_engine.h"
 #include "ops/batch.h"
+#include "text/tokenizer.h"
 
 namespace percheron::tools {
 
-// What the commands that load a model have in common.  Absent numbers are planned from the machine.
+// What the commands that load a model have in common.  Absent numbers are planned from the machine
+// (engine/memory_plan.h).
 struct LoadOptions {
-    std::filesystem::path model;  // a folder; empty: the embedded nano model
-    std::string model_name;       // empty: the folder's last name
-    std::string device = "auto";  // auto, cpu
+    std::filesystem::path folder;  // of resolve_model(): the network's files
+    std::string model_name;        // empty: the folder's last name
+    std::string device = "auto";   // auto, cpu
     ops::Arithmetic arithmetic = ops::Arithmetic::standard;
     std::string kv_dtype = "auto";         // auto, bf16; f32 with fp32 arithmetic
-    std::uint32_t threads = 0;             // 0: one a core
+    std::uint32_t threads = 0;             // 0: as many as the process may run on
     std::optional<std::uint32_t> context;  // tokens of one request, prompt and reply
-    std::optional<Bytes> kv_memory;        // pages, slots
+    std::optional<Bytes> kv_memory;        // pages and slots
     std::optional<std::uint32_t> max_running;
     std::optional<std::uint32_t> max_queued;
     std::optional<std::uint32_t> thinking_budget;  // for requests that name none
     std::optional<std::uint64_t> seed;             // of the seeds given to requests that name none
+    // Rows of the steps and shares between them; pages and max_running come from the plan.
+    engine::SchedulerOptions scheduler;
+    std::function<void(const engine::StepRecord&)> on_step;
 };
 
-// `--model` as a folder: what was given, or the embedded models/nano (PERCHERON_MODELS, then beside
-// the binary, then the source tree).  Errors: not_found, with the places looked at.
-Result<std::filesystem::path> find_model_folder(const std::filesystem::path& model);
-
 // Loads and starts.  Logs the plan's table and a line a stage with its time.
-// Errors: of the files (named), out_of_memory with advice, unsupported.
-Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options);
+//
+// The ids a reply can never hold are found here: rows of the head without a string in the tokenizer
+// and the placeholders of images and videos, whose embeddings only a vision tower can give.
+// Errors: of the files (named), out_of_memory with advice, invalid_argument and unsupported
+// (options).
+Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace percheron::tools

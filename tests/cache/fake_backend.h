@@ -39,6 +39,9 @@ class FakeBackend final : public ops::Backend {
     Result<const float*> place(std::span<const float> vector, std::string_view) override {
         return vector.data();
     }
+    Bytes working_bytes(const ops::NetworkShape&, std::size_t, std::size_t) const override {
+        return 0;
+    }
     Status prepare(const ops::NetworkShape&, std::size_t, std::size_t) override { return {}; }
     Status run(const ops::RowBatch&, const std::function<void()>& stages) override {
         stages();

@@ -1,0 +1,156 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace percheron::engine {
+
+namespace {
+
+constexpr Bytes mebibyte = Bytes{1} << 20;
+constexpr std::uint32_t most_running_by_default = 64;
+constexpr std::uint64_t contexts_by_default = 2;  // full ones the default pool holds at most
+
+// Kept free for everybody else on the machine.
+Bytes floor_of(const MachineMemory& machine) {
+    return std::max<Bytes>(256 * mebibyte, machine.total / 32);
+}
+
+// The sampler's tables and one count of tokens a running request with penalties.
+Bytes sampling_bytes(std::size_t vocabulary, std::uint32_t max_running) {
+    return vocabulary * (sizeof(double) + 2 * 16 + 1) + max_running * vocabulary * 4;
+}
+
+Error does_not_fit(Bytes needed, const MemoryPlan& plan, std::string advice) {
+    return Error(ErrorCode::out_of_memory, "the plan needs " + readable(needed) + " but " +
+                                               readable(plan.available) +
+                                               " are available, of which " + readable(plan.floor) +
+                                               " stay free; " + std::move(advice));
+}
+
+}  // namespace
+
+std::string readable(Bytes bytes) {
+    char text[32];
+    const double mebibytes = static_cast<double>(bytes) / static_cast<double>(mebibyte);
+    if (mebibytes >= 1024) {
+        std::snprintf(text, sizeof text, "%.2f GiB", mebibytes / 1024);
+    } else {
+        std::snprintf(text, sizeof text, "%.1f MiB", mebibytes);
+    }
+    return text;
+}
+
+Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wishes,
+                               const MachineMemory& machine) {
+    MemoryPlan plan;
+    plan.available = machine.available;
+    plan.floor = floor_of(machine);
+    plan.bytes_per_token = needs.caches.bytes_per_token();
+    plan.bytes_per_sequence = needs.caches.bytes_per_sequence();
+    if (wishes.context && *wishes.context > needs.context_limit) {
+        return Error(ErrorCode::invalid_argument, "--context " + std::to_string(*wishes.context) +
+                                                      " is beyond the model's limit of " +
+                                                      std::to_string(needs.context_limit) +
+                                                      " tokens");
+    }
+
+    const Bytes page_bytes = needs.caches.page_bytes();
+    const Bytes slot_bytes = needs.caches.slot_bytes();
+    const Bytes fixed =
+        needs.weights + needs.program + needs.network.total() +
+        sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
+    const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
+    const Bytes smallest_kv = slot_bytes + page_bytes;
+    if (fixed + smallest_kv > usable) {
+        return does_not_fit(fixed + smallest_kv, plan,
+                            "take a smaller or more quantised model, or free memory");
+    }
+
+    // How much for pages and slots.
+    const std::uint64_t context = wishes.context.value_or(needs.context_limit);
+    Bytes kv = 0;
+    if (wishes.kv_memory) {
+        kv = *wishes.kv_memory;
+        if (fixed + kv > usable) {
+            return does_not_fit(fixed + kv, plan,
+                                "--kv-memory can be at most " + readable(usable - fixed));
+        }
+    } else {
+        const std::uint64_t slots = wishes.max_running.value_or(most_running_by_default);
+        const std::uint64_t contexts = std::min(slots, contexts_by_default);
+        const Bytes useful = slots * slot_bytes + contexts * cache::pages_for(context) * page_bytes;
+        kv = std::min((usable - fixed) / 4, useful);
+        if (wishes.context) {
+            // Somebody who names a context wants it to fit, if it can at all.
+            const Bytes one = slot_bytes + cache::pages_for(context) * page_bytes;
+            kv = std::max(kv, std::min(usable - fixed, one));
+        }
+    }
+
+    // Slots, then pages from the rest.
+    const auto slots_in_half = static_cast<std::uint32_t>(
+        std::min<Bytes>(kv / 2 / std::max<Bytes>(slot_bytes, 1), most_running_by_default));
+    plan.max_running = wishes.max_running.value_or(std::max(slots_in_half, 1u));
+    const Bytes slots_total = plan.max_running * slot_bytes;
+    if (slots_total + page_bytes > kv) {
+        return Error(ErrorCode::out_of_memory,
+                     "--kv-memory " + readable(kv) + " does not hold the state of " +
+                         std::to_string(plan.max_running) + " running requests (" +
+                         readable(slots_total) +
+                         ") and a page of tokens; raise it or lower --max-running");
+    }
+    plan.pages = static_cast<std::uint32_t>((kv - slots_total) / page_bytes);
+    plan.kv_tokens = std::uint64_t{plan.pages} * ops::page_tokens;
+    plan.largest_request = std::min(plan.kv_tokens, needs.context_limit);
+    if (wishes.context && *wishes.context > plan.kv_tokens) {
+        const Bytes needed = slots_total + cache::pages_for(*wishes.context) * page_bytes;
+        return Error(ErrorCode::out_of_memory,
+                     "--context " + std::to_string(*wishes.context) + " needs --kv-memory " +
+                         readable(needed) + " with " + std::to_string(plan.max_running) +
+                         " running requests, but the pool of " + readable(kv) + " holds " +
+                         std::to_string(plan.kv_tokens) + " tokens");
+    }
+    plan.context = static_cast<std::uint32_t>(wishes.context.value_or(plan.largest_request));
+
+    const cache::CacheShape& caches = needs.caches;
+    plan.rows = {
+        {"weights, mapped", needs.weights},
+        {"program", needs.program},
+        {"activations", needs.network.activations},
+        {"stage working space", needs.network.stages},
+        {"logits", needs.network.logits},
+        {"sampling", sampling_bytes(needs.vocabulary, plan.max_running)},
+        {"latent pages", plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
+        {"pooled index keys", plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
+        {"request slots (KDA state, conv rows, tails)", slots_total},
+    };
+    for (const MemoryRow& row : plan.rows) {
+        plan.total += row.bytes;
+    }
+    return plan;
+}
+
+std::vector<std::string> table_of(const MemoryPlan& plan) {
+    std::vector<std::string> lines;
+    const auto add = [&lines](const std::string& name, const std::string& value) {
+        char line[160];
+        std::snprintf(line, sizeof line, "  %-46s %14s", name.c_str(), value.c_str());
+        lines.emplace_back(line);
+    };
+    lines.emplace_back("memory plan");
+    for (const MemoryRow& row : plan.rows) {
+        add(row.name, readable(row.bytes));
+    }
+    add("total", readable(plan.total));
+    add("available now", readable(plan.available));
+    add("kept free", readable(plan.floor));
+    add("tokens in the pool", std::to_string(plan.kv_tokens));
+    add("context of one request", std::to_string(plan.context));
+    add("running requests at most", std::to_string(plan.max_running));
+    add("bytes a token", std::to_string(plan.bytes_per_token));
+    add("bytes a request beside its tokens", std::to_string(plan.bytes_per_sequence));
+    return lines;
+}
+
+}  // namespace percheron::engine

@@ -1,0 +1,69 @@
+// The plan of memory, made before anything large is loaded: one row for every block the engine will
+// ask for, the defaults of context, pool and running requests, and a refusal with advice when it
+// does not fit.  `percheron plan` prints the same plan without loading.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "percheron/types.h"
+
+#include "cache/cache_shape.h"
+#include "core/machine_memory.h"
+#include "core/status.h"
+#include "model/network.h"
+
+namespace percheron::engine {
+
+// What is known before the plan is made.
+struct MemoryNeeds {
+    Bytes weights = 0;  // mapped files
+    Bytes program = 0;  // resident before loading: code's data, tokenizer, threads
+    model::NetworkMemory network;
+    std::size_t vocabulary = 0;
+    cache::CacheShape caches;
+    std::uint64_t context_limit = 0;  // of the model
+};
+
+// What the user fixed; the rest follows from the machine.
+struct MemoryWishes {
+    std::optional<std::uint32_t> context;
+    std::optional<Bytes> kv_memory;  // pages and slots
+    std::optional<std::uint32_t> max_running;
+};
+
+struct MemoryRow {
+    std::string name;
+    Bytes bytes = 0;
+};
+
+struct MemoryPlan {
+    std::vector<MemoryRow> rows;
+    Bytes total = 0;
+    Bytes available = 0;  // of the machine, when the plan was made
+    Bytes floor = 0;      // that stays free
+    std::uint32_t pages = 0;
+    std::uint32_t max_running = 0;
+    std::uint32_t context = 0;          // tokens of one request, prompt and reply
+    std::uint64_t kv_tokens = 0;        // over all requests
+    std::uint64_t largest_request = 0;  // tokens that fit if it runs alone
+    Bytes bytes_per_token = 0;
+    Bytes bytes_per_sequence = 0;
+};
+
+// The defaults: a quarter of what is left for pages and slots (no more than the requests could
+// use), 64 running requests or as many as half of that holds, the context the smaller of the
+// model's limit and the pool. Errors: invalid_argument (a context beyond the model's limit),
+// out_of_memory with what would fit.
+Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wishes,
+                               const MachineMemory& machine);
+
+// The plan as a table of lines.
+std::vector<std::string> table_of(const MemoryPlan& plan);
+
+// "1.25 GiB", "312.0 MiB"
+std::string readable(Bytes bytes);
+
+}  // namespace percheron::engine

@@ -1,0 +1,139 @@
+#include "tools/load_engine.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "cache/cache_shape.h"
+#include "checkpoint/checkpoint.h"
+#include "core/logging.h"
+#include "core/machine_memory.h"
+#include "engine/memory_plan.h"
+#include "model/network.h"
+#include "ops/cpu/cpu_backend.h"
+
+namespace percheron::tools {
+
+namespace {
+
+// Logs a line a stage, with the seconds it took.
+class StageLog {
+  public:
+    void done(const std::string& what) {
+        const auto now = std::chrono::steady_clock::now();
+        const double seconds = std::chrono::duration<double>(now - start_).count();
+        char time[32];
+        std::snprintf(time, sizeof time, " (%.2f s)", seconds);
+        log_info(what + time);
+        start_ = now;
+    }
+
+  private:
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+std::vector<TokenId> never_valid(const model::ModelConfig& config, const Tokenizer& tokenizer) {
+    std::vector<TokenId> banned;
+    for (std::size_t id = 0; id < config.vocabulary; ++id) {
+        const auto token = TokenId(static_cast<int>(id));
+        const bool placeholder = token == config.image_token || token == config.video_token;
+        if (placeholder || tokenizer.bytes_of(token).empty()) {
+            banned.push_back(token);
+        }
+    }
+    return banned;
+}
+
+std::optional<engine::ThinkTags> think_tags(const Tokenizer& tokenizer) {
+    const auto open = tokenizer.added_token("<think>");
+    const auto close = tokenizer.added_token("</think>");
+    if (!open || !close) {
+        return std::nullopt;
+    }
+    return engine::ThinkTags{*open, *close};
+}
+
+// A folder named "nano/" or "." has a last name all the same.
+std::string last_name(const std::filesystem::path& folder) {
+    std::error_code ignored;
+    const std::filesystem::path whole = std::filesystem::weakly_canonical(folder, ignored);
+    return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+Status check_device(const std::string& device) {
+    if (device != "auto" && device != "cpu") {
+        return Error(ErrorCode::unsupported,
+                     "--device " + device + " is not in this build; use auto or cpu");
+    }
+    return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
+                                            const Tokenizer& tokenizer) {
+    PERCHERON_TRY(check_device(options.device));
+    PERCHERON_ASSIGN(const DType kv_dtype,
+                     cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
+    StageLog stages;
+    PERCHERON_ASSIGN(std::shared_ptr<checkpoint::Checkpoint> checkpoint,
+                     checkpoint::Checkpoint::open(options.folder));
+    const model::ModelConfig& config = checkpoint->config();
+    stages.done("checkpoint: " + checkpoint::summary(checkpoint->inventory()));
+
+    ops::CpuBackendOptions backend_options;
+    backend_options.threads = options.threads;
+    backend_options.arithmetic = options.arithmetic;
+    engine::NetworkParts parts;
+    parts.weights = checkpoint;
+    PERCHERON_ASSIGN(parts.backend, ops::make_cpu_backend(backend_options));
+
+    model::NetworkOptions network_options;
+    const engine::SchedulerOptions& rows = options.scheduler;
+    network_options.max_rows = std::max(rows.prefill_rows, rows.decode_rows);
+    network_options.max_logit_rows =
+        std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
+
+    engine::MemoryNeeds needs;
+    needs.weights = checkpoint->mapped_bytes();
+    PERCHERON_ASSIGN(needs.program, anonymous_memory());
+    needs.network = model::Network::memory(config, *parts.backend, network_options);
+    needs.vocabulary = config.vocabulary;
+    needs.caches = cache::CacheShape::of(config, kv_dtype);
+    needs.context_limit = config.context_limit;
+    PERCHERON_ASSIGN(const MachineMemory machine, machine_memory());
+    PERCHERON_ASSIGN(
+        const engine::MemoryPlan plan,
+        engine::plan_memory(needs, {options.context, options.kv_memory, options.max_running},
+                            machine));
+    for (const std::string& line : engine::table_of(plan)) {
+        log_info(line);
+    }
+
+    PERCHERON_ASSIGN(parts.network,
+                     model::Network::load(config, *checkpoint, *parts.backend, network_options));
+    stages.done("network: " + std::to_string(config.layers()) + " layers on " +
+                std::string(parts.backend->name()));
+
+    engine::LocalEngineOptions engine_options;
+    engine_options.model_name =
+        options.model_name.empty() ? last_name(options.folder) : options.model_name;
+    engine_options.context_tokens = plan.context;
+    engine_options.max_queued = options.max_queued.value_or(engine_options.max_queued);
+    engine_options.scheduler = options.scheduler;
+    engine_options.scheduler.pages = plan.pages;
+    engine_options.scheduler.max_running = plan.max_running;
+    engine_options.kv_dtype = kv_dtype;
+    engine_options.stop_tokens = config.stop_tokens;
+    engine_options.banned_tokens = never_valid(config, tokenizer);
+    engine_options.think_tags = think_tags(tokenizer);
+    engine_options.thinking_budget = options.thinking_budget;
+    engine_options.seed = options.seed;
+    engine_options.on_step = options.on_step;
+    PERCHERON_ASSIGN(auto engine,
+                     engine::make_local_engine(std::move(parts), std::move(engine_options)));
+    stages.done("engine: caches reserved");
+    return engine;
+}
+
+}  // namespace percheron::tools
