@@ -1,0 +1,70 @@
+// How a weight matrix lies in device memory for the decode class.
+//
+// W[n, k] is cut into tiles of 16 rows (the M of mma.m16n8k16) and blocks of 128 columns; rows and
+// columns beyond n and k are zero.  A block's bytes are in the order in which the lanes of a warp
+// need them as tensor-core operands, so that every load is 16 contiguous bytes a lane and a warp
+// reads 512 contiguous bytes; its scales follow it.  One pass streams [tile][block] in order.
+//
+// Inside a 32-column step of a block, lane l = 4 g + q holds columns 8 q .. 8 q + 7 of rows g and
+// g + 8: the first product takes columns 8 q + {0, 1, 2, 3}, the second 8 q + {4, 5, 6, 7}.  The
+// order of k inside a product is free as long as weights and inputs agree; this one makes the
+// inputs' operand 16 contiguous bytes of a row.
+//
+//   format      bytes a block   lay-out
+//   bf16        4096            [step 4][product 2][lane 32][8 bf16]
+//   fp8_block   2048 + 16       [step 4][lane 32][16 e4m3]; scale fp32 (of the 128x128 block) and
+//                               12 bytes of padding
+//   w4a16       1024 + 32       [step pair 2][lane 32][step 2][product 2][8 nibbles];
+//                               scales [g 8][row g, row g + 8] bf16
+//   nvfp4       1024 + 128      the same; scales [q / 2][g 8][step 4][row g, row g + 8] e4m3
+//
+// NaN codes of e4m3 are not representable here: place() refuses them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/status.h"
+#include "ops/weight_matrix.h"
+
+namespace percheron::ops::cuda {
+
+inline constexpr int tile_rows = 16;
+inline constexpr int block_columns = 128;
+
+constexpr int block_data_bytes(WeightFormat format) {
+    return format == WeightFormat::bf16 ? 4096 : format == WeightFormat::fp8_block ? 2048 : 1024;
+}
+constexpr int block_scale_bytes(WeightFormat format) {
+    return format == WeightFormat::bf16        ? 0
+           : format == WeightFormat::fp8_block ? 16
+           : format == WeightFormat::w4a16     ? 32
+                                               : 128;
+}
+constexpr int block_bytes(WeightFormat format) {
+    return block_data_bytes(format) + block_scale_bytes(format);
+}
+
+struct PackedMatrix {
+    WeightFormat format = WeightFormat::bf16;
+    int n = 0, k = 0;
+    const std::uint8_t* data = nullptr;  // device memory, 16-byte aligned
+    float global_scale = 1.0f;           // nvfp4: every product is multiplied by it; else 1
+
+    int tiles() const { return (n + tile_rows - 1) / tile_rows; }
+    int blocks() const { return (k + block_columns - 1) / block_columns; }
+};
+
+constexpr std::size_t packed_bytes(WeightFormat format, std::size_t n, std::size_t k) {
+    return (n + tile_rows - 1) / tile_rows * ((k + block_columns - 1) / block_columns) *
+           static_cast<std::size_t>(block_bytes(format));
+}
+
+// Packs `stored`, whose data and scales are device memory in the stored lay-out, into `packed`
+// (packed_bytes() long, device memory, 16-byte aligned).  Asynchronous on `stream`.
+// Errors: unsupported (format f32), internal (the launch failed).
+Result<PackedMatrix> pack_matrix(const WeightMatrix& stored, void* packed, cudaStream_t stream);
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,121 @@
+// One warp's pass over its slice of packed weight tiles: a ring of asynchronous copies in shared
+// memory, and the products of a block from there.
+//
+// Every lane copies exactly the 16-byte pieces that it will read itself; only scales are shared by
+// the lanes of the warp.  Warps never wait for each other here.
+#pragma once
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/packed_matrix.h"
+
+namespace percheron::ops::cuda {
+
+// Copies one block (data and scales) into `slot`.
+template <WeightFormat format>
+__device__ inline void copy_block(std::uint8_t* slot, const std::uint8_t* block, int lane) {
+#pragma unroll
+    for (int i = 0; i < block_data_bytes(format); i += 512)
+        copy_16_async(slot + i + lane * 16, block + i + lane * 16);
+    constexpr int data = block_data_bytes(format);
+    constexpr int pieces = block_scale_bytes(format) / 16;
+    if constexpr (pieces > 0) {
+        if (lane < pieces) copy_16_async(slot + data + lane * 16, block + data + lane * 16);
+    }
+}
+
+// Two e4m3 values at bits 15..8 and 31..24 of `word`, as bf16 times 2^-120.
+__device__ inline std::uint32_t small_fp8(std::uint32_t word) {
+    return (word & 0x80008000u) | ((word >> 4) & 0x07f007f0u);
+}
+
+
+// The operand registers of one step (32 columns: two products) of a block.
+template <WeightFormat format>
+__device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
+                                 std::uint32_t (&a)[2][4]) {
+    if constexpr (format == WeightFormat::bf16) {
+#pragma unroll
+        for (int product = 0; product < 2; ++product) {
+            const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 1024 + product * 512 +
+                                                               lane * 16);
+            a[product][0] = word.x, a[product][1] = word.y;
+            a[product][2] = word.z, a[product][3] = word.w;
+        }
+    } else if constexpr (format == WeightFormat::fp8_block) {
+        const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 512 + lane * 16);
+        const std::uint32_t words[4] = {word.x, word.y, word.z, word.w};
+        constexpr std::uint32_t two_to_120 = 0x7b807b80u;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            a[w / 2][2 * (w % 2)] = multiply_bf16x2(small_fp8(words[w]), two_to_120);
+            a[w / 2][2 * (w % 2) + 1] = multiply_bf16x2(small_fp8(words[w] << 8), two_to_120);
+        }
+    } else if constexpr (format == WeightFormat::w4a16) {
+        const uint2 word =
+            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + lane * 16 + (step % 2) * 8);
+        const std::uint32_t words[2] = {word.x, word.y};
+#pragma unroll
+        for (int product = 0; product < 2; ++product) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                // 128 + code as bf16, then minus 136: code - 8, exactly.
+                const std::uint32_t shifted = words[product] >> (4 * r);
+                a[product][r] = add_bf16x2((shifted & 0x000f000fu) | 0x43004300u, 0xc308c308u);
+            }
+        }
+    } else {
+        const uint2 word =
+            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + lane * 16 + (step % 2) * 8);
+        const std::uint32_t words[2] = {word.x, word.y};
+        const std::uint32_t scales = *reinterpret_cast<const std::uint16_t*>(
+            slot + 1024 + ((lane % 4) / 2) * 64 + (lane / 4) * 8 + step * 2);
+        constexpr std::uint32_t two_to_119 = 0x7b007b00u;
+        std::uint32_t scale[2];  // times 2^118: beside e2m1's 2^-126 a factor 2^-8 is left
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+            const std::uint32_t both = __byte_perm(scales, 0, high ? 0x4141 : 0x4040) << 4;
+            scale[high] = multiply_bf16x2(multiply_bf16x2(both, two_to_119), two_to_119);
+        }
+#pragma unroll
+        for (int product = 0; product < 2; ++product) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const std::uint32_t code = words[product] << (4 * r);
+                const std::uint32_t value = (code & 0x80008000u) | ((code >> 6) & 0x01c001c0u);
+                a[product][r] = multiply_bf16x2(value, scale[r & 1]);
+            }
+        }
+    }
+}
+
+// Whether a block's sum is scaled after the products (see TileSums).
+constexpr bool scales_block_sums(WeightFormat format) {
+    return format == WeightFormat::fp8_block || format == WeightFormat::w4a16;
+}
+
+// The block's scales of rows g and g + 8.
+template <WeightFormat format>
+__device__ inline float2 block_scales(const std::uint8_t* slot, int lane) {
+    if constexpr (format == WeightFormat::fp8_block) {
+        const float scale = *reinterpret_cast<const float*>(slot + 2048);
+        return {scale, scale};
+    } else {
+        const std::uint32_t pair =
+            *reinterpret_cast<const std::uint32_t*>(slot + 1024 + (lane / 4) * 4);
+        return {bf16_low(pair), bf16_high(pair)};
+    }
+}
+
+template <int n_tiles>
+__device__ inline void add_scaled(float (&sum)[n_tiles][4], float (&block)[n_tiles][4],
+                                  float2 scale) {
+#pragma unroll
+    for (int t = 0; t < n_tiles; ++t) {
+        sum[t][0] = fmaf(block[t][0], scale.x, sum[t][0]);
+        sum[t][1] = fmaf(block[t][1], scale.x, sum[t][1]);
+        sum[t][2] = fmaf(block[t][2], scale.y, sum[t][2]);
+        sum[t][3] = fmaf(block[t][3], scale.y, sum[t][3]);
+    }
+}
+
+}  // namespace percheron::ops::cuda
