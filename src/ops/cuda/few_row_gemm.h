@@ -19,6 +19,7 @@
 #include <span>
 
 #include "core/status.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/packed_matrix.h"
 
 namespace percheron::ops::cuda {
@@ -26,17 +27,11 @@ namespace percheron::ops::cuda {
 struct FewRowProduct {
     PackedMatrix weight;
     PackedMatrix up;                    // data == nullptr: a plain product
-    const __nv_bfloat16* x = nullptr;   // [rows][x_stride], 16-byte aligned, stride a multiple of 8
+    const __nv_bfloat16* x = nullptr;   // [rows][x_stride], see below
     int x_stride = 0;
     void* y = nullptr;  // [rows][y_stride]
     int y_stride = 0;
     bool y_is_bf16 = false;  // else fp32; with `up` always bf16
-};
-
-struct LaunchContext {
-    cudaStream_t stream = nullptr;
-    int multiprocessors = 132;
-    bool dependent = false;  // start early and wait for the previous kernel on the device
 };
 
 inline constexpr int largest_product_count = 8;
@@ -46,8 +41,9 @@ constexpr int slice_count(int k) {
     return blocks >= 16 ? 8 : blocks >= 8 ? 4 : blocks >= 4 ? 2 : 1;
 }
 
-// At most largest_product_count products of one format, all plain or all with `up`; every k a
-// multiple of 8.  Errors: invalid_argument, internal (launch).
+// At most largest_product_count products of one format and one k, all plain or all with `up`.
+// x is 16-byte aligned; x_stride is a multiple of 8 and at least k rounded up to 128, and what lies
+// beyond k in a row is finite.  Errors: invalid_argument, internal (launch).
 Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
                     const LaunchContext& context);
 

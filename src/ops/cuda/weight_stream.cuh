@@ -10,17 +10,39 @@
 
 namespace percheron::ops::cuda {
 
-// Copies one block (data and scales) into `slot`.
+// Copies one block (data and scales): both pointers are this lane's, 16 bytes a lane.
 template <WeightFormat format>
-__device__ inline void copy_block(std::uint8_t* slot, const std::uint8_t* block, int lane) {
+__device__ inline void copy_block(std::uint8_t* to, const std::uint8_t* from, int lane) {
 #pragma unroll
     for (int i = 0; i < block_data_bytes(format); i += 512)
-        copy_16_async(slot + i + lane * 16, block + i + lane * 16);
+        copy_16_async(to + i, from + i);
     constexpr int data = block_data_bytes(format);
     constexpr int pieces = block_scale_bytes(format) / 16;
     if constexpr (pieces > 0) {
-        if (lane < pieces) copy_16_async(slot + data + lane * 16, block + data + lane * 16);
+        if (lane < pieces) copy_16_async(to + data, from + data);
     }
+}
+
+// A constant that stays in a register, for instructions that take one immediate only.
+template <std::uint32_t value>
+__device__ inline std::uint32_t in_register() {
+    std::uint32_t result;
+    asm volatile("mov.u32 %0, %1;" : "=r"(result) : "n"(value));
+    return result;
+}
+
+// What the unpacking of 4-bit codes keeps at hand.
+struct UnpackConstants {
+    std::uint32_t nibbles = in_register<0x000f000fu>();
+    std::uint32_t of_128 = in_register<0x43004300u>();
+};
+
+
+// (a & b) | c in one instruction.
+__device__ inline std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+    std::uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
 }
 
 // Two e4m3 values at bits 15..8 and 31..24 of `word`, as bf16 times 2^-120.
@@ -29,20 +51,21 @@ __device__ inline std::uint32_t small_fp8(std::uint32_t word) {
 }
 
 
-// The operand registers of one step (32 columns: two products) of a block.
+// The operand registers of one step (32 columns: two products) of a block.  `slot` is this lane's:
+// the block's first byte plus 16 a lane.
 template <WeightFormat format>
 __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
-                                 std::uint32_t (&a)[2][4]) {
+                                 const UnpackConstants& constants, std::uint32_t (&a)[2][4]) {
     if constexpr (format == WeightFormat::bf16) {
 #pragma unroll
         for (int product = 0; product < 2; ++product) {
-            const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 1024 + product * 512 +
-                                                               lane * 16);
+            const uint4 word =
+                *reinterpret_cast<const uint4*>(slot + step * 1024 + product * 512);
             a[product][0] = word.x, a[product][1] = word.y;
             a[product][2] = word.z, a[product][3] = word.w;
         }
     } else if constexpr (format == WeightFormat::fp8_block) {
-        const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 512 + lane * 16);
+        const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 512);
         const std::uint32_t words[4] = {word.x, word.y, word.z, word.w};
         constexpr std::uint32_t two_to_120 = 0x7b807b80u;
 #pragma unroll
@@ -52,7 +75,7 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
         }
     } else if constexpr (format == WeightFormat::w4a16) {
         const uint2 word =
-            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + lane * 16 + (step % 2) * 8);
+            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + (step % 2) * 8);
         const std::uint32_t words[2] = {word.x, word.y};
 #pragma unroll
         for (int product = 0; product < 2; ++product) {
@@ -60,15 +83,16 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
             for (int r = 0; r < 4; ++r) {
                 // 128 + code as bf16, then minus 136: code - 8, exactly.
                 const std::uint32_t shifted = words[product] >> (4 * r);
-                a[product][r] = add_bf16x2((shifted & 0x000f000fu) | 0x43004300u, 0xc308c308u);
+                a[product][r] = add_bf16x2(
+                    and_or(shifted, constants.nibbles, constants.of_128), 0xc308c308u);
             }
         }
     } else {
         const uint2 word =
-            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + lane * 16 + (step % 2) * 8);
+            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + (step % 2) * 8);
         const std::uint32_t words[2] = {word.x, word.y};
         const std::uint32_t scales = *reinterpret_cast<const std::uint16_t*>(
-            slot + 1024 + ((lane % 4) / 2) * 64 + (lane / 4) * 8 + step * 2);
+            slot + 1024 - lane * 16 + ((lane % 4) / 2) * 64 + (lane / 4) * 8 + step * 2);
         constexpr std::uint32_t two_to_119 = 0x7b007b00u;
         std::uint32_t scale[2];  // times 2^118: beside e2m1's 2^-126 a factor 2^-8 is left
 #pragma unroll
@@ -88,20 +112,21 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
     }
 }
 
-// Whether a block's sum is scaled after the products (see TileSums).
+// Formats whose scales are constant over a block keep the block's sum apart and add it times the
+// scale: the products stay exact and the scale costs little.
 constexpr bool scales_block_sums(WeightFormat format) {
     return format == WeightFormat::fp8_block || format == WeightFormat::w4a16;
 }
 
-// The block's scales of rows g and g + 8.
+// The block's scales of rows g and g + 8; `slot` is this lane's.
 template <WeightFormat format>
 __device__ inline float2 block_scales(const std::uint8_t* slot, int lane) {
     if constexpr (format == WeightFormat::fp8_block) {
-        const float scale = *reinterpret_cast<const float*>(slot + 2048);
+        const float scale = *reinterpret_cast<const float*>(slot + 2048 - lane * 16);
         return {scale, scale};
     } else {
         const std::uint32_t pair =
-            *reinterpret_cast<const std::uint32_t*>(slot + 1024 + (lane / 4) * 4);
+            *reinterpret_cast<const std::uint32_t*>(slot + 1024 - lane * 16 + (lane / 4) * 4);
         return {bf16_low(pair), bf16_high(pair)};
     }
 }

@@ -1,0 +1,18 @@
+// A step's rows as the kernels see them: the fields of SequenceRows, in device memory.
+#pragma once
+
+#include <cstdint>
+
+namespace percheron::ops::cuda {
+
+struct DeviceSequence {
+    std::uint32_t first_row = 0;
+    std::uint32_t row_count = 0;
+    std::uint32_t first_position = 0;
+    std::uint32_t state_position = 0;
+    std::uint32_t commit_rows = 0;
+    std::uint32_t slot = 0;
+    std::uint32_t first_page = 0;  // of its pages in the step's page table
+};
+
+}  // namespace percheron::ops::cuda

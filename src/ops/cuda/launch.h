@@ -1,0 +1,47 @@
+// Starting a kernel: the stream, the programmatic dependence on the kernel before, the error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string_view>
+
+#include "core/status.h"
+#include "ops/cuda/device_error.h"
+
+namespace percheron::ops::cuda {
+
+struct LaunchContext {
+    cudaStream_t stream = nullptr;
+    int multiprocessors = 132;
+    bool dependent = false;  // start early and wait for the previous kernel on the device
+};
+
+struct LaunchShape {
+    dim3 grid;
+    int threads = 0;
+    std::size_t shared_bytes = 0;
+};
+
+template <class... Parameters, class... Arguments>
+Status launch(std::string_view what, void (*kernel)(Parameters...), const LaunchShape& shape,
+              const LaunchContext& context, const Arguments&... arguments) {
+    if (shape.shared_bytes > 48 * 1024) {
+        PERCHERON_TRY(check(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shape.shared_bytes)),
+            what));
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = shape.grid;
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = context.stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = context.dependent ? 1 : 0;
+    return check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
+}
+
+}  // namespace percheron::ops::cuda

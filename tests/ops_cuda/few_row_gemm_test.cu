@@ -1,0 +1,215 @@
+#include "ops/cuda/few_row_gemm.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "ops_cuda/check.h"
+#include "ops_cuda/support.h"
+
+using namespace percheron;
+using namespace percheron::check;
+using ops::WeightFormat;
+
+namespace {
+
+constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
+                                    WeightFormat::w4a16, WeightFormat::nvfp4};
+constexpr int row_counts[] = {1, 3, 7, 8, 9, 16, 17, 64, 255, 512};
+constexpr int most_rows = 512;
+constexpr float limit = 10.0f;
+
+struct Shape {
+    std::size_t n, k;
+};
+
+// y = W x in double for one row; adds every squared product to `terms`.
+std::vector<double> product(const StoredMatrix& matrix, const __nv_bfloat16* x,
+                            double* terms = nullptr) {
+    const auto& view = matrix.view();
+    std::vector<float> weights(view.k);
+    std::vector<double> y(view.n);
+    for (std::size_t n = 0; n < view.n; ++n) {
+        ops::dequantise_row(view, n, weights.data());
+        for (std::size_t k = 0; k < view.k; ++k) {
+            const double term =
+                static_cast<double>(weights[k]) * static_cast<double>(__bfloat162float(x[k]));
+            y[n] += term;
+            if (terms != nullptr) *terms += term * term;
+        }
+    }
+    return y;
+}
+
+// Against the size that the values have without cancellation, `terms`: the root of the sum of the
+// squared products, about what a sum of random signs comes to.
+double relative_error(std::span<const float> got, std::span<const double> expected,
+                      double terms = 0) {
+    double error = 0, norm = terms;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        const double difference = got[i] - expected[i];
+        error += difference * difference;
+        norm += expected[i] * expected[i];
+    }
+    return std::sqrt(error / (norm + 1e-300));  // a NaN stays one and fails every comparison
+}
+
+std::vector<float> widened(const std::vector<__nv_bfloat16>& values) {
+    std::vector<float> result(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+        result[i] = __bfloat162float(values[i]);
+    return result;
+}
+
+bool same_bits(const float* a, const float* b, std::size_t count) {
+    return std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+
+void check_shape(WeightFormat format, Shape shape, Random& random) {
+    const StoredMatrix stored(format, shape.n, shape.k, random);
+    const PackedOnDevice packed(stored);
+    const std::size_t x_stride = (shape.k + 127) / 128 * 128;
+    const auto x_host = as_bf16(normals(random, most_rows * x_stride));
+    const OnDevice<__nv_bfloat16> x(x_host);
+    const std::size_t stride = shape.n + 5;
+    OnDevice<float> y(most_rows * stride);
+    const auto run = [&](const __nv_bfloat16* input, int rows) {
+        y.poison();
+        const ops::cuda::FewRowProduct one{packed.view(), {}, input, static_cast<int>(x_stride),
+                                           y.data(), static_cast<int>(stride), false};
+        CHECK_OK(ops::cuda::few_row_gemm({&one, 1}, rows, limit, {}));
+        return y.download();
+    };
+    const auto whole = run(x.data(), most_rows);
+    for (int row : {0, 1, 7, 8, 100, 511}) {
+        double terms = 0;
+        const auto expected = product(stored, x_host.data() + row * x_stride, &terms);
+        const double error =
+            relative_error({whole.data() + row * stride, shape.n}, expected, terms);
+        CHECK_THAT(error < 2e-6, "%s %zux%zu row %d: error %.3g",
+                   std::string(name_of(format)).c_str(), shape.n, shape.k, row, error);
+        CHECK_THAT(std::isnan(whole[row * stride + shape.n]), "row %d wrote past its end", row);
+    }
+    for (int rows : row_counts) {
+        // From another place in the batch, so that a row meets other neighbours and lanes.
+        const int first = static_cast<int>(random.below(most_rows - rows + 1));
+        const auto some = run(x.data() + first * x_stride, rows);
+        int different = 0;
+        for (int row = 0; row < rows; ++row)
+            different += !same_bits(some.data() + row * stride,
+                                    whole.data() + (first + row) * stride, shape.n);
+        CHECK_THAT(different == 0, "%s %zux%zu: %d of %d rows changed their bits",
+                   std::string(name_of(format)).c_str(), shape.n, shape.k, different, rows);
+        if (rows < most_rows)
+            CHECK_THAT(std::isnan(some[rows * stride]), "%d rows wrote a row too many", rows);
+    }
+}
+
+}  // namespace
+
+KERNEL_TEST(few_row_gemm_of_every_format_and_row_count) {
+    Random random(1);
+    constexpr Shape shapes[] = {{16, 128},  {1, 384},    {100, 256},  {130, 512}, {257, 1024},
+                                {64, 1536}, {300, 2048}, {513, 2304}, {40, 4096}, {48, 8192}};
+    for (WeightFormat format : formats) {
+        for (Shape shape : shapes)
+            check_shape(format, shape, random);
+    }
+    for (Shape shape : {Shape{33, 200}, Shape{17, 8}, Shape{65, 1032}})
+        check_shape(WeightFormat::bf16, shape, random);
+    check_shape(WeightFormat::fp8_block, {150, 200}, random);
+    check_shape(WeightFormat::nvfp4, {50, 176}, random);
+}
+
+KERNEL_TEST(few_row_gemm_of_several_matrices_in_one_launch) {
+    Random random(2);
+    for (WeightFormat format : formats) {
+        constexpr std::size_t widths[] = {200, 16, 5, 128, 300};
+        constexpr std::size_t k = 2048;
+        std::vector<std::unique_ptr<StoredMatrix>> stored;
+        std::vector<std::unique_ptr<PackedOnDevice>> packed;
+        std::size_t total = 0;
+        for (std::size_t n : widths) {
+            stored.push_back(std::make_unique<StoredMatrix>(format, n, k, random));
+            packed.push_back(std::make_unique<PackedOnDevice>(*stored.back()));
+            total += n;
+        }
+        for (int rows : {1, 9, 40}) {
+            const auto x_host = as_bf16(normals(random, rows * k));
+            const OnDevice<__nv_bfloat16> x(x_host);
+            OnDevice<float> y(rows * total);
+            y.poison();
+            std::vector<ops::cuda::FewRowProduct> products;
+            std::size_t first = 0;
+            for (const auto& matrix : packed) {
+                products.push_back({matrix->view(), {}, x.data(), static_cast<int>(k),
+                                    y.data() + first, static_cast<int>(total), false});
+                first += matrix->view().n;
+            }
+            CHECK_OK(ops::cuda::few_row_gemm(products, rows, limit, {}));
+            const auto result = y.download();
+            for (int row = 0; row < rows; row += 4) {
+                first = 0;
+                for (const auto& matrix : stored) {
+                    const double error =
+                        relative_error({result.data() + row * total + first, matrix->view().n},
+                                       product(*matrix, x_host.data() + row * k));
+                    CHECK_THAT(error < 2e-6, "row %d, columns from %zu: error %.3g", row, first,
+                               error);
+                    first += matrix->view().n;
+                }
+            }
+        }
+    }
+}
+
+KERNEL_TEST(few_row_gemm_of_gate_and_up) {
+    Random random(3);
+    for (WeightFormat format : formats) {
+        for (Shape shape : {Shape{128, 384}, Shape{100, 2048}, Shape{70, 4096}}) {
+            const StoredMatrix gate(format, shape.n, shape.k, random);
+            const StoredMatrix up(format, shape.n, shape.k, random);
+            const PackedOnDevice packed_gate(gate), packed_up(up);
+            // Large inputs: both clamps must bite.
+            const auto x_host = as_bf16(normals(random, most_rows * shape.k, 8.0f));
+            const OnDevice<__nv_bfloat16> x(x_host);
+            OnDevice<__nv_bfloat16> y(most_rows * shape.n);
+            const auto run = [&](int first, int rows) {
+                y.poison();
+                const ops::cuda::FewRowProduct one{packed_gate.view(),
+                                                   packed_up.view(),
+                                                   x.data() + first * shape.k,
+                                                   static_cast<int>(shape.k),
+                                                   y.data(),
+                                                   static_cast<int>(shape.n),
+                                                   true};
+                CHECK_OK(ops::cuda::few_row_gemm({&one, 1}, rows, limit, {}));
+                return widened(y.download());
+            };
+            const auto whole = run(0, most_rows);
+            int clamped = 0;
+            for (int row : {0, 9, 300}) {
+                const auto g = product(gate, x_host.data() + row * shape.k);
+                const auto u = product(up, x_host.data() + row * shape.k);
+                std::vector<double> expected(shape.n);
+                for (std::size_t i = 0; i < shape.n; ++i) {
+                    clamped += g[i] > limit || std::abs(u[i]) > limit;
+                    const double a = std::min<double>(g[i], limit);
+                    expected[i] =
+                        a / (1 + std::exp(-a)) * std::clamp<double>(u[i], -limit, limit);
+                }
+                const double error =
+                    relative_error({whole.data() + row * shape.n, shape.n}, expected);
+                CHECK_THAT(error < 3e-3, "%s row %d: error %.3g",
+                           std::string(name_of(format)).c_str(), row, error);
+            }
+            CHECK_THAT(clamped > 0, "no value met a clamp");
+            for (int rows : row_counts) {
+                const int first = static_cast<int>(random.below(most_rows - rows + 1));
+                const auto some = run(first, rows);
+                CHECK_THAT(same_bits(some.data(), whole.data() + first * shape.n, rows * shape.n),
+                           "%s at %d rows: bits changed", std::string(name_of(format)).c_str(),
+                           rows);
+            }
+        }
+    }
+}
