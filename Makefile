@@ -3,7 +3,7 @@
 BUILD := build
 JOBS ?= $(shell nproc)
 
-.PHONY: setup build serve test test-slow lint install clean
+.PHONY: setup build serve test test-slow lint install clean gpu-kit
 
 setup:
 	@scripts/setup
@@ -20,6 +20,12 @@ test:
 	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
+
+# What a GPU machine with nothing installed needs to check and time the kernels: build/gpu-kit.
+gpu-kit:
+	@cmake --preset kernels >/dev/null
+	@cmake --build --preset kernels -j $(JOBS) --target kernel_test kernel_bench
+	@scripts/gpu-kit build-kernels $(BUILD)/gpu-kit
 
 lint:
 	@scripts/lint

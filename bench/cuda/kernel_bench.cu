@@ -20,10 +20,11 @@ int multiprocessors = 0;
 
 void report(const std::string& name, int rows, double bytes, double plain, double dependent) {
     const double floor = bytes / ceiling / 1e3;
-    std::printf("%-34s rows %3d  %8.1f MB  floor %7.2f us  plain %7.2f us %5.1f %%  "
-                "dependent %7.2f us %5.1f %%\n",
-                name.c_str(), rows, bytes / 1e6, floor, plain, 100 * floor / plain, dependent,
-                100 * floor / dependent);
+    std::printf(
+        "%-34s rows %3d  %8.1f MB  floor %7.2f us  plain %7.2f us %5.1f %%  "
+        "dependent %7.2f us %5.1f %%\n",
+        name.c_str(), rows, bytes / 1e6, floor, plain, 100 * floor / plain, dependent,
+        100 * floor / dependent);
     std::fflush(stdout);
 }
 
@@ -74,8 +75,8 @@ void bench_product(const ProductCase& one) {
             return microseconds(calls, [&](cudaStream_t stream, int call) {
                 std::vector<ops::cuda::FewRowProduct> set;
                 for (int i = 0; i < one.count; ++i) {
-                    const std::uint8_t* at = weights.data() + (call % copies) * bytes +
-                                             i * bytes_each;
+                    const std::uint8_t* at =
+                        weights.data() + (call % copies) * bytes + i * bytes_each;
                     ops::cuda::FewRowProduct product;
                     product.weight = {one.format, one.n, one.k, at, 1.0f};
                     if (one.swiglu)
@@ -105,8 +106,8 @@ void bench_kda(int sequences, int rows_each, int commit) {
     const int copies = std::max(1, 160 / sequences);
     const std::size_t state_size = static_cast<std::size_t>(heads) * dim * dim;
     check::Random random(7);
-    OnDevice<float> state(check::normals(random, 1 << 20)), all_states(state_size * sequences *
-                                                                       copies);
+    OnDevice<float> state(check::normals(random, 1 << 20)),
+        all_states(state_size * sequences * copies);
     for (std::size_t at = 0; at < all_states.size(); at += 1 << 20)
         require(cudaMemcpy(all_states.data() + at, state.data(), sizeof(float) << 20,
                            cudaMemcpyDeviceToDevice),
@@ -117,9 +118,9 @@ void bench_kda(int sequences, int rows_each, int commit) {
     const RandomMemory kept(sizeof(float) * sequences * copies * ring * kept_width);
     const OnDevice<float> projections(check::normals(random, 3u * channels * rows)),
         beta(check::normals(random, heads * rows)), decay(check::normals(random, channels * rows)),
-        gate(check::normals(random, channels * rows)), weight(check::normals(random, 12 * channels)),
-        a_log(check::normals(random, heads)), bias(check::normals(random, channels)),
-        norm(check::normals(random, dim));
+        gate(check::normals(random, channels * rows)),
+        weight(check::normals(random, 12 * channels)), a_log(check::normals(random, heads)),
+        bias(check::normals(random, channels)), norm(check::normals(random, dim));
     OnDevice<__nv_bfloat16> output(static_cast<std::size_t>(channels) * rows);
     std::vector<ops::cuda::DeviceSequence> host;
     for (int copy = 0; copy < copies; ++copy) {
@@ -147,14 +148,17 @@ void bench_kda(int sequences, int rows_each, int commit) {
             step.a_log = a_log.data();
             step.dt_bias = bias.data();
             step.out_norm = norm.data();
-            step.slots = {all_states.data(), state_size,
-                          reinterpret_cast<float*>(conv.data()), ring * 3 * channels,
-                          reinterpret_cast<float*>(kept.data()), ring * kept_width, ring};
+            step.slots = {all_states.data(),
+                          state_size,
+                          reinterpret_cast<float*>(conv.data()),
+                          ring * 3 * channels,
+                          reinterpret_cast<float*>(kept.data()),
+                          ring * kept_width,
+                          ring};
             step.sequences = batch.data() + (call % copies) * sequences;
             step.sequence_count = sequences;
             step.output = output.data();
-            const auto status =
-                ops::cuda::kda_step(step, {stream, multiprocessors, dependent});
+            const auto status = ops::cuda::kda_step(step, {stream, multiprocessors, dependent});
             if (!status.ok()) std::exit(1);
         });
     };

@@ -12,14 +12,14 @@ __device__ std::uint32_t mixed(std::uint32_t x) {
 // Without the highest exponent bit of either half every bf16 and fp32 is finite.
 __global__ void fill(std::uint32_t* words, std::size_t count) {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-    for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
-         i < count; i += stride)
+    for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
+         i += stride)
         words[i] = mixed(static_cast<std::uint32_t>(i)) & 0xbfffbfffu;
 }
 
 template <int unroll>
-__global__ void __launch_bounds__(512) read_all(const uint4* data, std::size_t count,
-                                                std::uint32_t* sink) {
+__global__ void __launch_bounds__(512)
+    read_all(const uint4* data, std::size_t count, std::uint32_t* sink) {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
     std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
     std::uint32_t sum = 0;

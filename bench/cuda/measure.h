@@ -3,11 +3,11 @@
 // nothing of it.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <functional>
 #include <vector>
+
+#include <cuda_runtime.h>
 
 #include "ops_cuda/support.h"
 

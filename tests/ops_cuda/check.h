@@ -30,20 +30,20 @@ struct Registration {
     static const percheron::check::Registration name##_entry(#name, name); \
     static void name()
 
-#define CHECK_THAT(condition, ...)                                           \
-    do {                                                                     \
-        percheron::check::count_check();                                     \
-        if (!(condition)) {                                                  \
-            char text[512];                                                  \
-            std::snprintf(text, sizeof text, __VA_ARGS__);                   \
+#define CHECK_THAT(condition, ...)                                                           \
+    do {                                                                                     \
+        percheron::check::count_check();                                                     \
+        if (!(condition)) {                                                                  \
+            char text[512];                                                                  \
+            std::snprintf(text, sizeof text, __VA_ARGS__);                                   \
             percheron::check::fail(__FILE__, __LINE__, std::string(#condition ": ") + text); \
-        }                                                                    \
+        }                                                                                    \
     } while (false)
 
-#define CHECK_OK(status)                                                              \
-    do {                                                                              \
-        const auto check_ok_result = (status);                                        \
-        percheron::check::count_check();                                              \
-        if (!check_ok_result.ok())                                                    \
+#define CHECK_OK(status)                                                                   \
+    do {                                                                                   \
+        const auto check_ok_result = (status);                                             \
+        percheron::check::count_check();                                                   \
+        if (!check_ok_result.ok())                                                         \
             percheron::check::fail(__FILE__, __LINE__, check_ok_result.error().message()); \
     } while (false)

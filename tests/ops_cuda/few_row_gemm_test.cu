@@ -1,8 +1,7 @@
-#include "ops/cuda/few_row_gemm.h"
-
 #include <algorithm>
 #include <memory>
 
+#include "ops/cuda/few_row_gemm.h"
 #include "ops_cuda/check.h"
 #include "ops_cuda/support.h"
 
@@ -74,8 +73,10 @@ void check_shape(WeightFormat format, Shape shape, Random& random) {
     OnDevice<float> y(most_rows * stride);
     const auto run = [&](const __nv_bfloat16* input, int rows) {
         y.poison();
-        const ops::cuda::FewRowProduct one{packed.view(), {}, input, static_cast<int>(x_stride),
-                                           y.data(), static_cast<int>(stride), false};
+        const ops::cuda::FewRowProduct one{packed.view(), {},
+                                           input,         static_cast<int>(x_stride),
+                                           y.data(),      static_cast<int>(stride),
+                                           false};
         CHECK_OK(ops::cuda::few_row_gemm({&one, 1}, rows, limit, {}));
         return y.download();
     };
@@ -141,8 +142,13 @@ KERNEL_TEST(few_row_gemm_of_several_matrices_in_one_launch) {
             std::vector<ops::cuda::FewRowProduct> products;
             std::size_t first = 0;
             for (const auto& matrix : packed) {
-                products.push_back({matrix->view(), {}, x.data(), static_cast<int>(k),
-                                    y.data() + first, static_cast<int>(total), false});
+                products.push_back({matrix->view(),
+                                    {},
+                                    x.data(),
+                                    static_cast<int>(k),
+                                    y.data() + first,
+                                    static_cast<int>(total),
+                                    false});
                 first += matrix->view().n;
             }
             CHECK_OK(ops::cuda::few_row_gemm(products, rows, limit, {}));
@@ -194,8 +200,7 @@ KERNEL_TEST(few_row_gemm_of_gate_and_up) {
                 for (std::size_t i = 0; i < shape.n; ++i) {
                     clamped += g[i] > limit || std::abs(u[i]) > limit;
                     const double a = std::min<double>(g[i], limit);
-                    expected[i] =
-                        a / (1 + std::exp(-a)) * std::clamp<double>(u[i], -limit, limit);
+                    expected[i] = a / (1 + std::exp(-a)) * std::clamp<double>(u[i], -limit, limit);
                 }
                 const double error =
                     relative_error({whole.data() + row * shape.n, shape.n}, expected);

@@ -1,5 +1,4 @@
 #include "ops/cuda/kda_step.h"
-
 #include "ops/reference/reference_primitives.h"
 #include "ops_cuda/check.h"
 #include "ops_cuda/support.h"
@@ -18,8 +17,10 @@ constexpr std::size_t slots = 6;
 struct Weights {
     std::vector<float> conv, a_log, dt_bias, out_norm;
     explicit Weights(Random& random)
-        : conv(normals(random, 3 * channels * 4, 0.5f)), a_log(normals(random, heads, 0.5f)),
-          dt_bias(normals(random, channels)), out_norm(normals(random, dim)) {}
+        : conv(normals(random, 3 * channels * 4, 0.5f)),
+          a_log(normals(random, heads, 0.5f)),
+          dt_bias(normals(random, channels)),
+          out_norm(normals(random, dim)) {}
 };
 
 struct SlotMemory {
@@ -35,7 +36,7 @@ struct SlotMemory {
         }
     }
     ops::KdaSlots view(float* state_data, float* conv_data, float* kept_data) const {
-        return {state_data, heads * dim * dim,  conv_data, ring * 3 * channels,
+        return {state_data, heads * dim * dim, conv_data, ring * 3 * channels,
                 kept_data,  ring * kept_width, ring};
     }
 };
@@ -44,14 +45,18 @@ struct SlotMemory {
 struct Inputs {
     std::vector<float> projections, beta, decay, gate;
     Inputs(Random& random, std::size_t rows)
-        : projections(normals(random, rows * 3 * channels)), beta(normals(random, rows * heads)),
-          decay(normals(random, rows * channels, 2.0f)), gate(normals(random, rows * channels)) {}
+        : projections(normals(random, rows * 3 * channels)),
+          beta(normals(random, rows * heads)),
+          decay(normals(random, rows * channels, 2.0f)),
+          gate(normals(random, rows * channels)) {}
 };
 
 class DeviceSlots {
   public:
     explicit DeviceSlots(const SlotMemory& host)
-        : state_(host.state), conv_(host.conv), kept_(host.kept),
+        : state_(host.state),
+          conv_(host.conv),
+          kept_(host.kept),
           view_(host.view(state_.data(), conv_.data(), kept_.data())) {}
     const ops::KdaSlots& view() const { return view_; }
     std::vector<float> state() const { return state_.download(); }
@@ -126,8 +131,8 @@ std::vector<float> run_reference(const Weights& weights, SlotMemory& memory, con
     ops::reference::ReferencePrimitives reference;
     reference.short_conv({Rows<const float>(inputs.projections.data(), rows, 3 * channels),
                           weights.conv.data(), 4, view, &batch, all});
-    reference.kda_gates({heads, dim, weights.a_log.data(), weights.dt_bias.data(), -5.0f, query,
-                         key, decay, beta});
+    reference.kda_gates(
+        {heads, dim, weights.a_log.data(), weights.dt_bias.data(), -5.0f, query, key, decay, beta});
     reference.kda_step({heads, dim, query, key, value, decay, beta, view, &batch, out});
     reference.gated_norm({dim, out, Rows<const float>(inputs.gate.data(), rows, channels),
                           weights.out_norm.data(), 1e-5f, out});
@@ -233,9 +238,8 @@ KERNEL_TEST(kda_step_bits_do_not_depend_on_commits_folds_or_neighbours) {
         std::vector<__nv_bfloat16> got(expected.size());
         std::uint32_t done = 0, state_position = start;
         while (done < length) {
-            const std::uint32_t rows =
-                std::min<std::uint32_t>(1 + static_cast<std::uint32_t>(random.below(6)),
-                                        length - done);
+            const std::uint32_t rows = std::min<std::uint32_t>(
+                1 + static_cast<std::uint32_t>(random.below(6)), length - done);
             const bool commits = random.below(3) == 0;
             const std::uint32_t accepted =
                 commits ? rows : 1 + static_cast<std::uint32_t>(random.below(rows));
@@ -253,8 +257,10 @@ KERNEL_TEST(kda_step_bits_do_not_depend_on_commits_folds_or_neighbours) {
                 rows + 2);
             std::copy_n(out.begin() + 2 * channels, accepted * channels,
                         got.begin() + done * channels);
-            if (commits) state_position = start + done + rows;
-            else state_position = start + done;
+            if (commits)
+                state_position = start + done + rows;
+            else
+                state_position = start + done;
             done += accepted;
         }
         CHECK_THAT(std::memcmp(got.data(), expected.data(), got.size() * 2) == 0,

@@ -1,9 +1,10 @@
 // kernel_test [FILTER...]: runs the cases whose name contains one of the filters, or all.  Exit
 // code 0 only if at least one case ran and every check of every case held.
-#include <cuda_runtime.h>
-
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+
+#include <cuda_runtime.h>
 
 #include "ops_cuda/check.h"
 
@@ -35,8 +36,7 @@ int main(int argc, char** argv) {
         std::printf("no CUDA device: the kernel tests need one\n");
         return 1;
     }
-    std::printf("device %s, %d multiprocessors\n", properties.name,
-                properties.multiProcessorCount);
+    std::printf("device %s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
     int ran = 0, failed = 0;
     for (const Case& one : cases()) {
         bool wanted = argc == 1;

@@ -2,9 +2,6 @@
 // random matrices in every stored format.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +10,9 @@
 #include <cstring>
 #include <span>
 #include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include "core/dtype.h"
 #include "ops/cuda/packed_matrix.h"
@@ -168,9 +168,9 @@ class StoredMatrix {
 class PackedOnDevice {
   public:
     explicit PackedOnDevice(const StoredMatrix& stored)
-        : data_(stored.data()), scales_(stored.scales()),
-          packed_(ops::cuda::packed_bytes(stored.view().format, stored.view().n,
-                                          stored.view().k)) {
+        : data_(stored.data()),
+          scales_(stored.scales()),
+          packed_(ops::cuda::packed_bytes(stored.view().format, stored.view().n, stored.view().k)) {
         ops::WeightMatrix view = stored.view();
         view.data = data_.data();
         view.scales = scales_.data();

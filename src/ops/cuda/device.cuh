@@ -7,10 +7,10 @@
 // kernel starts, so only the previous kernel's results may not be touched before the wait.
 #pragma once
 
+#include <cstdint>
+
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-
-#include <cstdint>
 
 namespace percheron::ops::cuda {
 

@@ -1,10 +1,10 @@
 // CUDA errors as Status.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <string>
 #include <string_view>
+
+#include <cuda_runtime.h>
 
 #include "core/status.h"
 
@@ -12,8 +12,8 @@ namespace percheron::ops::cuda {
 
 inline Status check(cudaError_t code, std::string_view what) {
     if (code == cudaSuccess) return {};
-    const auto kind = code == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory
-                                                        : ErrorCode::internal;
+    const auto kind =
+        code == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::internal;
     return Error(kind, std::string(what) + " failed: " + cudaGetErrorString(code) + " (" +
                            cudaGetErrorName(code) + ")");
 }

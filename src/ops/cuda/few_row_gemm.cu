@@ -1,7 +1,6 @@
-#include "ops/cuda/few_row_gemm.h"
-
 #include <algorithm>
 
+#include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/weight_stream.cuh"
 
 namespace percheron::ops::cuda {
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(threads,
     extern __shared__ __align__(16) std::uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::uint8_t* const ring = shared + warp * Sizes::depth * Sizes::slot_bytes;
-    float* const sums =
-        reinterpret_cast<float*>(shared + warps * Sizes::depth * Sizes::slot_bytes);
+    float* const sums = reinterpret_cast<float*>(shared + warps * Sizes::depth * Sizes::slot_bytes);
 
     // This warp's place in every unit: a slice of k, and a group of tiles.
     const int slices = 1 << launch.slices_log2;
@@ -118,11 +116,10 @@ __global__ void __launch_bounds__(threads,
                 for (int m = 0; m < m_tiles; ++m) {
                     // Tiles past the end repeat the last one; their results are not stored.
                     const int tile = min(swiglu ? local : local * m_tiles + m, s.tiles - 1);
-                    copy_from[m] =
-                        s.weight[swiglu ? m : 0] +
-                        (static_cast<std::size_t>(tile) * launch.blocks + first_block) *
-                            block_size +
-                        lane * 16;
+                    copy_from[m] = s.weight[swiglu ? m : 0] +
+                                   (static_cast<std::size_t>(tile) * launch.blocks + first_block) *
+                                       block_size +
+                                   lane * 16;
                 }
                 copy_left = block_count;
             }
@@ -160,7 +157,7 @@ __global__ void __launch_bounds__(threads,
             x_at[t] = s.x + static_cast<std::size_t>(row) * s.x_stride +
                       first_block * block_columns + (lane % 4) * 8;
         }
-        const auto load_x = [&](int step, uint4 (&x)[n_tiles]) {
+        const auto load_x = [&](int step, uint4(&x)[n_tiles]) {
 #pragma unroll
             for (int t = 0; t < n_tiles; ++t)
                 x[t] = load_16(x_at[t] + step * 32);
@@ -242,8 +239,7 @@ __global__ void __launch_bounds__(threads,
             if (out >= s.n || row >= launch.rows) continue;
             const float* const first =
                 buffer + (of_group << launch.slices_log2) * warp_sums + inside;
-            const float total =
-                sum_of_slices(launch.slices_log2, first, warp_sums) * s.scale[0];
+            const float total = sum_of_slices(launch.slices_log2, first, warp_sums) * s.scale[0];
             const std::size_t at = static_cast<std::size_t>(row) * s.y_stride + out;
             if constexpr (swiglu) {
                 const float other =
@@ -327,8 +323,8 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
         if (weight.format != format || (product.up.data != nullptr) != swiglu)
             return Error(ErrorCode::invalid_argument,
                          "the matrices of one few-row product must share format and kind");
-        if (swiglu && (product.up.format != format || product.up.n != weight.n ||
-                       product.up.k != weight.k))
+        if (swiglu &&
+            (product.up.format != format || product.up.n != weight.n || product.up.k != weight.k))
             return Error(ErrorCode::invalid_argument, "gate and up must share format and shape");
         if (weight.k != products[0].weight.k)
             return Error(ErrorCode::invalid_argument,

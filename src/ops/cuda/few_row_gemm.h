@@ -13,10 +13,10 @@
 //   y[r, o] = silu(min(gate, limit)) * clamp(up, -limit, limit)   (fp32, then bf16)
 #pragma once
 
+#include <span>
+
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-
-#include <span>
 
 #include "core/status.h"
 #include "ops/cuda/launch.h"
@@ -26,8 +26,8 @@ namespace percheron::ops::cuda {
 
 struct FewRowProduct {
     PackedMatrix weight;
-    PackedMatrix up;                    // data == nullptr: a plain product
-    const __nv_bfloat16* x = nullptr;   // [rows][x_stride], see below
+    PackedMatrix up;                   // data == nullptr: a plain product
+    const __nv_bfloat16* x = nullptr;  // [rows][x_stride], see below
     int x_stride = 0;
     void* y = nullptr;  // [rows][y_stride]
     int y_stride = 0;

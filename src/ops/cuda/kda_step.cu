@@ -1,8 +1,7 @@
-#include "ops/cuda/kda_step.h"
-
 #include <algorithm>
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/kda_step.h"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -60,9 +59,9 @@ struct Head {
                (position % step.slots.ring) * kda_kept_row(step.heads, dim);
     }
     __device__ const float* projection(std::uint32_t position) const {
-        return step.projections + static_cast<std::size_t>(sequence.first_row + position -
-                                                           sequence.first_position) *
-                                      step.projection_stride;
+        return step.projections +
+               static_cast<std::size_t>(sequence.first_row + position - sequence.first_position) *
+                   step.projection_stride;
     }
 
     // Channels [channel, channel + 4) of the convolution's input at `position` - back.
@@ -211,8 +210,8 @@ __device__ float4 advance(float (&state)[lane_keys][4], const Token& token, int 
                 state[i + j][c] = fmaf(keys[j], delta[c], state[i + j][c]);
         }
     }
-    return make_float4(fmaf(kq, delta[0], e[0]), fmaf(kq, delta[1], e[1]),
-                       fmaf(kq, delta[2], e[2]), fmaf(kq, delta[3], e[3]));
+    return make_float4(fmaf(kq, delta[0], e[0]), fmaf(kq, delta[1], e[1]), fmaf(kq, delta[2], e[2]),
+                       fmaf(kq, delta[3], e[3]));
 }
 
 // One row's output of a head: normalised over its 128 values, gated, rounded.
@@ -223,11 +222,10 @@ __device__ void write_output(const Head& h, std::size_t row, const float* out, i
     const float scale = 1.0f / sqrtf(warp_sum(dot4(o, o)) / dim + step.norm_eps);
     const float4 weight = read4(step.out_norm + lane * 4);
     const float4 gate = read4(step.gate + row * step.gate_stride + c);
-    __nv_bfloat162 pair[2] = {
-        __floats2bfloat162_rn(o.x * scale * weight.x * sigmoid(gate.x),
-                              o.y * scale * weight.y * sigmoid(gate.y)),
-        __floats2bfloat162_rn(o.z * scale * weight.z * sigmoid(gate.z),
-                              o.w * scale * weight.w * sigmoid(gate.w))};
+    __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(o.x * scale * weight.x * sigmoid(gate.x),
+                                                    o.y * scale * weight.y * sigmoid(gate.y)),
+                              __floats2bfloat162_rn(o.z * scale * weight.z * sigmoid(gate.z),
+                                                    o.w * scale * weight.w * sigmoid(gate.w))};
     *reinterpret_cast<uint2*>(step.output + row * h.channels() + c) =
         *reinterpret_cast<const uint2*>(pair);
 }
@@ -262,8 +260,7 @@ __device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& sh
         __syncthreads();
         for (std::uint32_t i = 0; i < here; ++i) {
             const int first_column = warp * 16 + (lane % 4) * 4;
-            const float4 o =
-                advance(state, shared.tokens[i], (lane / 4) * lane_keys, first_column);
+            const float4 o = advance(state, shared.tokens[i], (lane / 4) * lane_keys, first_column);
             if (lane < 4) *reinterpret_cast<float4*>(&shared.outputs[i][first_column]) = o;
             if (first + i + 1 == saved) {
 #pragma unroll

@@ -1,9 +1,9 @@
 // Starting a kernel: the stream, the programmatic dependence on the kernel before, the error.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <string_view>
+
+#include <cuda_runtime.h>
 
 #include "core/status.h"
 #include "ops/cuda/device_error.h"
@@ -26,10 +26,10 @@ template <class... Parameters, class... Arguments>
 Status launch(std::string_view what, void (*kernel)(Parameters...), const LaunchShape& shape,
               const LaunchContext& context, const Arguments&... arguments) {
     if (shape.shared_bytes > 48 * 1024) {
-        PERCHERON_TRY(check(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shape.shared_bytes)),
-            what));
+        PERCHERON_TRY(
+            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(shape.shared_bytes)),
+                  what));
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = shape.grid;

@@ -1,6 +1,5 @@
-#include "ops/cuda/packed_matrix.h"
-
 #include "ops/cuda/device_error.h"
+#include "ops/cuda/packed_matrix.h"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -29,14 +28,14 @@ __device__ OperandElement element_of(int tile, int block, int step, int product,
 
 __device__ std::uint32_t bf16_at(const Stored& m, OperandElement at) {
     if (at.row >= m.n || at.column >= m.k) return 0;
-    return static_cast<const std::uint16_t*>(m.data)[static_cast<std::size_t>(at.row) * m.k +
-                                                     at.column];
+    return static_cast<const std::uint16_t*>(
+        m.data)[static_cast<std::size_t>(at.row) * m.k + at.column];
 }
 
 __device__ std::uint32_t fp8_at(const Stored& m, OperandElement at) {
     if (at.row >= m.n || at.column >= m.k) return 0;
-    return static_cast<const std::uint8_t*>(m.data)[static_cast<std::size_t>(at.row) * m.k +
-                                                    at.column];
+    return static_cast<const std::uint8_t*>(
+        m.data)[static_cast<std::size_t>(at.row) * m.k + at.column];
 }
 
 template <bool is_int4>

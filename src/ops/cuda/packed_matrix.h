@@ -21,10 +21,10 @@
 // NaN codes of e4m3 are not representable here: place() refuses them.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
+
+#include <cuda_runtime.h>
 
 #include "core/status.h"
 #include "ops/weight_matrix.h"

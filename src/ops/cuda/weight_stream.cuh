@@ -37,7 +37,6 @@ struct UnpackConstants {
     std::uint32_t of_128 = in_register<0x43004300u>();
 };
 
-
 // (a & b) | c in one instruction.
 __device__ inline std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
     std::uint32_t result;
@@ -50,7 +49,6 @@ __device__ inline std::uint32_t small_fp8(std::uint32_t word) {
     return (word & 0x80008000u) | ((word >> 4) & 0x07f007f0u);
 }
 
-
 // The operand registers of one step (32 columns: two products) of a block.  `slot` is this lane's:
 // the block's first byte plus 16 a lane.
 template <WeightFormat format>
@@ -59,8 +57,7 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
     if constexpr (format == WeightFormat::bf16) {
 #pragma unroll
         for (int product = 0; product < 2; ++product) {
-            const uint4 word =
-                *reinterpret_cast<const uint4*>(slot + step * 1024 + product * 512);
+            const uint4 word = *reinterpret_cast<const uint4*>(slot + step * 1024 + product * 512);
             a[product][0] = word.x, a[product][1] = word.y;
             a[product][2] = word.z, a[product][3] = word.w;
         }
@@ -83,8 +80,8 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
             for (int r = 0; r < 4; ++r) {
                 // 128 + code as bf16, then minus 136: code - 8, exactly.
                 const std::uint32_t shifted = words[product] >> (4 * r);
-                a[product][r] = add_bf16x2(
-                    and_or(shifted, constants.nibbles, constants.of_128), 0xc308c308u);
+                a[product][r] =
+                    add_bf16x2(and_or(shifted, constants.nibbles, constants.of_128), 0xc308c308u);
             }
         }
     } else {
