@@ -1,4 +1,4 @@
-// golden_check MODEL GOLDEN_DIR [--backend reference] [--arithmetic fp32|standard]
+// golden_check MODEL GOLDEN_DIR [--backend cpu|reference] [--arithmetic fp32|standard]
 //              [--only PROMPT]
 // Prints every figure; exits with 1 when one is short.
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "golden/golden_check.h"
+#include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
 
 namespace percheron::tests {
@@ -14,7 +15,7 @@ namespace {
 
 struct Arguments {
     std::string model, golden, only;
-    std::string backend = "reference";
+    std::string backend = "cpu";
     ops::Arithmetic arithmetic = ops::Arithmetic::fp32;
 };
 
@@ -28,7 +29,7 @@ bool parse(int argc, char** argv, Arguments& out) {
         }
         if (i + 1 == argc) return false;
         const std::string value = argv[++i];
-        if (word == "--backend" && value == "reference") {
+        if (word == "--backend" && (value == "reference" || value == "cpu")) {
             out.backend = value;
         } else if (word == "--arithmetic" && (value == "fp32" || value == "standard")) {
             out.arithmetic = value == "fp32" ? ops::Arithmetic::fp32 : ops::Arithmetic::standard;
@@ -45,8 +46,13 @@ bool parse(int argc, char** argv, Arguments& out) {
 }
 
 Result<std::unique_ptr<ops::Backend>> backend_of(const Arguments& arguments) {
-    return std::unique_ptr<ops::Backend>(
-        ops::reference::make_reference_backend(arguments.arithmetic));
+    if (arguments.backend == "reference") {
+        return std::unique_ptr<ops::Backend>(
+            ops::reference::make_reference_backend(arguments.arithmetic));
+    }
+    ops::CpuBackendOptions options;
+    options.arithmetic = arguments.arithmetic;
+    return ops::make_cpu_backend(options);
 }
 
 Status run(const Arguments& arguments, bool& met) {
@@ -79,7 +85,7 @@ int main(int argc, char** argv) {
     percheron::tests::Arguments arguments;
     if (!percheron::tests::parse(argc, argv, arguments)) {
         std::fprintf(stderr,
-                     "usage: golden_check MODEL GOLDEN_DIR [--backend reference] "
+                     "usage: golden_check MODEL GOLDEN_DIR [--backend cpu|reference] "
                      "[--arithmetic fp32|standard] [--only PROMPT]\n");
         return 2;
     }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "golden/golden_check.h"
+#include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
 
 namespace percheron::tests {
@@ -36,11 +37,8 @@ class GoldenTest : public testing::TestWithParam<Case> {
     }
 };
 
-TEST_P(GoldenTest, ReferenceAgreesInFp32) {
-    const auto backend = ops::reference::make_reference_backend(ops::Arithmetic::fp32);
-    GoldenFigures figures;
-    check(*backend, figures);
-    // Everything that is stored was compared.
+// Whatever the file holds was looked at.
+void expect_everything_compared(const GoldenFigures& figures) {
     EXPECT_GT(figures.prompts, 5u);
     EXPECT_GT(figures.positions, 200u);
     EXPECT_EQ(figures.logits.positions, figures.positions);
@@ -49,6 +47,23 @@ TEST_P(GoldenTest, ReferenceAgreesInFp32) {
     EXPECT_GT(figures.layers.positions, 300u);
     EXPECT_GT(figures.kda_state.positions, 1u);
     EXPECT_GT(figures.conv_state.positions, 1u);
+}
+
+TEST_P(GoldenTest, ReferenceAgreesInFp32) {
+    const auto backend = ops::reference::make_reference_backend(ops::Arithmetic::fp32);
+    GoldenFigures figures;
+    check(*backend, figures);
+    expect_everything_compared(figures);
+}
+
+TEST_P(GoldenTest, CpuAgreesInFp32) {
+    ops::CpuBackendOptions options;
+    options.arithmetic = ops::Arithmetic::fp32;
+    const auto backend = ops::make_cpu_backend(options);
+    ASSERT_TRUE(backend.ok()) << backend.error().message();
+    GoldenFigures figures;
+    check(**backend, figures);
+    expect_everything_compared(figures);
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, GoldenTest,

@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
 #include "support/host_caches.h"
 #include "support/random_model.h"
@@ -33,12 +34,24 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-class NetworkTest : public testing::TestWithParam<ops::Arithmetic> {
+struct Computer {
+    const char* backend;
+    ops::Arithmetic arithmetic;
+};
+
+std::unique_ptr<ops::Backend> backend_of(const Computer& computer) {
+    if (computer.backend == std::string("reference")) {
+        return ops::reference::make_reference_backend(computer.arithmetic);
+    }
+    ops::CpuBackendOptions options;
+    options.threads = 2;
+    options.arithmetic = computer.arithmetic;
+    return ops::make_cpu_backend(options).value();
+}
+
+class NetworkTest : public testing::TestWithParam<Computer> {
   protected:
-    NetworkTest()
-        : config_(small_config()),
-          weights_(7),
-          backend_(ops::reference::make_reference_backend(GetParam())) {
+    NetworkTest() : config_(small_config()), weights_(7), backend_(backend_of(GetParam())) {
         model::NetworkOptions options;
         options.max_rows = 512;
         options.max_logit_rows = 512;
@@ -46,7 +59,8 @@ class NetworkTest : public testing::TestWithParam<ops::Arithmetic> {
     }
 
     HostCaches make_caches(HostCacheOptions options = {}) const {
-        options.kv_dtype = GetParam() == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
+        options.kv_dtype =
+            GetParam().arithmetic == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
         return HostCaches(config_, options);
     }
     std::vector<TokenId> tokens(std::size_t count, std::uint64_t seed) const {
@@ -66,14 +80,19 @@ class NetworkTest : public testing::TestWithParam<ops::Arithmetic> {
 
     model::ModelConfig config_;
     RandomWeights weights_;
-    std::unique_ptr<ops::ComposedBackend> backend_;
+    std::unique_ptr<ops::Backend> backend_;
     std::unique_ptr<model::Network> network_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Both, NetworkTest,
-                         testing::Values(ops::Arithmetic::standard, ops::Arithmetic::fp32),
+INSTANTIATE_TEST_SUITE_P(Every, NetworkTest,
+                         testing::Values(Computer{"reference", ops::Arithmetic::standard},
+                                         Computer{"reference", ops::Arithmetic::fp32},
+                                         Computer{"cpu", ops::Arithmetic::standard},
+                                         Computer{"cpu", ops::Arithmetic::fp32}),
                          [](const auto& info) {
-                             return info.param == ops::Arithmetic::fp32 ? "fp32" : "standard";
+                             return std::string(info.param.backend) +
+                                    (info.param.arithmetic == ops::Arithmetic::fp32 ? "_fp32"
+                                                                                    : "_standard");
                          });
 
 TEST_P(NetworkTest, PrefillInAnyChunkingLeavesTheSameBits) {
@@ -264,7 +283,7 @@ TEST_P(NetworkTest, AnyCommittedPrefixOfAStepGivesTheSameRows) {
 }
 
 TEST_P(NetworkTest, DecodingEqualsPrefillUpToRounding) {
-    const double tolerance = GetParam() == ops::Arithmetic::fp32 ? 1e-4 : 0.15;
+    const double tolerance = GetParam().arithmetic == ops::Arithmetic::fp32 ? 1e-4 : 0.15;
     for (const std::size_t length : {1, 16, 17, 18, 19, 20, 21, 64, 65, 100}) {
         const std::vector<TokenId> ids = tokens(length, 40 + length);
         const Logits prefilled = prefill_alone(ids);
