@@ -15,5 +15,6 @@ std::vector<AddCommand> all_commands();
 
 void add_inspect(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
+void add_score(CLI::App& app, int& exit_code);
 
 }  // namespace percheron::apps
