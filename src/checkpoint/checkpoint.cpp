@@ -108,8 +108,8 @@ Result<ops::WeightMatrix> Checkpoint::matrix(std::string_view stem, std::size_t 
 Status Checkpoint::vector(std::string_view name, std::span<float> out) {
     const TensorPlace place = shards_.find(name);
     if (!place) {
-        return Error(ErrorCode::not_found,
-                     "tensor " + std::string(name) + ": is in none of the files");
+        return Error(ErrorCode::not_found, folder_.string() + ": tensor " + std::string(name) +
+                                               ": is in none of the files");
     }
     const StoredTensor& tensor = *place.tensor;
     if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16) {

@@ -260,7 +260,9 @@ Result<ModelConfig> read_config(const fs::path& folder) {
 
     PERCHERON_ASSIGN(ModelConfig config, read_text(file, nested ? "text_config." : "", text));
     if (top.has("vision_config")) {
-        PERCHERON_TRY(read_vision(file, top.object("vision_config"), config));
+        const Json& vision = top.object("vision_config");
+        PERCHERON_TRY(top.status());
+        PERCHERON_TRY(read_vision(file, vision, config));
     }
     // The union keeps the order of the outer file: the first is what ends a document.
     std::vector<TokenId> inner = std::move(config.stop_tokens);

@@ -198,7 +198,8 @@ Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem_na
     } else if (bare) {
         PERCHERON_ASSIGN(parts, find_by_type(stem, bare, "", shape));
     } else {
-        return Error(ErrorCode::not_found, "tensor " + stem.stem() + ": is in none of the files");
+        return Error(ErrorCode::not_found, shards.folder().string() + ": tensor " + stem.stem() +
+                                               ": is in none of the files");
     }
     stem.collect_unused(parts);
     return parts;

@@ -88,6 +88,7 @@ std::string describe(const TensorPlace& place) {
 
 ShardSet ShardSet::scan(const fs::path& folder, std::vector<Error>& problems) {
     ShardSet set;
+    set.folder_ = folder;
     if (is_there(folder / "model.safetensors")) {
         set.add_file(folder / "model.safetensors", problems);
     } else if (is_there(folder / "model.safetensors.index.json")) {

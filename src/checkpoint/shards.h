@@ -35,6 +35,7 @@ class ShardSet {
     // Maps whatever can be read and lists everything that is wrong in `problems`.
     static ShardSet scan(const std::filesystem::path& folder, std::vector<Error>& problems);
 
+    const std::filesystem::path& folder() const { return folder_; }
     const std::deque<SafetensorsFile>& files() const { return files_; }
     // By canonical name (names.h); empty if there is none.
     TensorPlace find(std::string_view canonical) const;
@@ -44,6 +45,7 @@ class ShardSet {
     void add_file(const std::filesystem::path& path, std::vector<Error>& problems);
     void add_indexed(const std::filesystem::path& index, std::vector<Error>& problems);
 
+    std::filesystem::path folder_;
     std::deque<SafetensorsFile> files_;  // a deque: places point into it
     std::unordered_map<std::string, TensorPlace> places_;
 };

@@ -49,11 +49,17 @@ BFloat16 best_scale(std::span<const float> weights) {
     const std::uint16_t first = BFloat16(largest / 14.0f).bits;
     const std::uint16_t last = BFloat16(largest / 7.0f).bits;
     if (last < smallest_normal) return BFloat16(1.0f);  // zeros, or so close that they become zeros
+    // Compared at a size where squares neither vanish nor overflow; a power of two changes no
+    // digit.
+    const float unit = std::ldexp(1.0f, -std::ilogb(largest));
+    float scaled[block];
+    for (std::size_t i = 0; i < block; ++i)
+        scaled[i] = weights[i] * unit;
     BFloat16 best = BFloat16::from_bits(last);
-    float smallest = squared_error(weights.data(), static_cast<float>(best));
+    float smallest = squared_error(scaled, static_cast<float>(best) * unit);
     for (std::uint16_t bits = std::max(first, smallest_normal); bits < last; ++bits) {
         const BFloat16 scale = BFloat16::from_bits(bits);
-        const float error = squared_error(weights.data(), static_cast<float>(scale));
+        const float error = squared_error(scaled, static_cast<float>(scale) * unit);
         if (error < smallest || (error == smallest && bits < best.bits)) {
             smallest = error;
             best = scale;

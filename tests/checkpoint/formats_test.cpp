@@ -1,0 +1,289 @@
+#include "checkpoint/formats.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/names.h"
+#include "checkpoint/small_model.h"
+
+namespace percheron::checkpoint::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr WeightFormat every_format[] = {WeightFormat::bf16, WeightFormat::f32,
+                                         WeightFormat::fp8_block, WeightFormat::w4a16,
+                                         WeightFormat::nvfp4};
+
+// A folder that is no model, only weights.
+class Weights {
+  public:
+    explicit Weights(const TestTensors& tensors) {
+        SmallModel small;
+        small.tensors = tensors;
+        small.write(folder_.path());
+        shards_ = ShardSet::scan(folder_.path(), problems_);
+        EXPECT_TRUE(problems_.empty());
+    }
+    const ShardSet& shards() const { return shards_; }
+
+  private:
+    TemporaryFolder folder_;
+    std::vector<Error> problems_;
+    ShardSet shards_;
+};
+
+TEST(Formats, EveryFormatOfEveryShapeGivesTheValuesOfItsDefinition) {
+    std::mt19937_64 random(1);
+    for (int trial = 0; trial < 60; ++trial) {
+        for (const WeightFormat format : every_format) {
+            std::size_t n = 1 + random() % 300;
+            std::size_t k = 1 + random() % 400;
+            if (format == WeightFormat::w4a16) k = 128 * (1 + random() % 4);
+            if (format == WeightFormat::nvfp4) k = 16 * (1 + random() % 20);
+            const bool compressed = random() % 2 == 0;
+            const bool bare = random() % 2 == 0;
+            // The whole model around the weight does not matter here: any stem will do.
+            SmallModel small = small_model(1);
+            const std::string stem = layer_prefix(0) + "mlp.gate_proj";
+            small.tensors.clear();
+            const std::string name = bare ? stem : stem + ".weight";
+            const std::vector<float> expected =
+                add_weight(small.tensors, random, name, n, k, format, compressed);
+            const TemporaryFolder folder;
+            small.write(folder.path());
+            std::vector<Error> problems;
+            const ShardSet shards = ShardSet::scan(folder.path(), problems);
+            ASSERT_TRUE(has_weight(shards, stem));
+            const auto parts = find_weight(shards, stem, {n, k});
+            ASSERT_TRUE(parts.ok()) << parts.error().message();
+            EXPECT_EQ(parts->format, format);
+            Bytes bytes = 0;
+            for (const TensorPlace& place : parts->all())
+                bytes += place.tensor->bytes.size();
+            EXPECT_EQ(bytes, [&] {
+                Bytes sum = 0;
+                for (const auto& [key, tensor] : small.tensors)
+                    sum += tensor.bytes.size();
+                return sum;
+            }());
+            ops::WeightMatrix matrix;
+            matrix.format = parts->format;
+            matrix.n = n;
+            matrix.k = k;
+            matrix.data = parts->data.tensor->bytes.data();
+            if (parts->scales) matrix.scales = parts->scales.tensor->bytes.data();
+            const auto factor = global_scale(*parts);
+            ASSERT_TRUE(factor.ok()) << factor.error().message();
+            matrix.global_scale = *factor;
+            std::vector<float> row(k);
+            for (std::size_t i = 0; i < n; ++i) {
+                ops::dequantise_row(matrix, i, row.data());
+                for (std::size_t j = 0; j < k; ++j)
+                    ASSERT_EQ(row[j], expected[i * k + j]);
+            }
+        }
+    }
+}
+
+TEST(Formats, TheNetworkReadsTheSameValuesThroughACheckpoint) {
+    std::mt19937_64 choice(2);
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+        const SmallModel small =
+            small_model(seed, small_config(128), [&](const ExpectedTensor& tensor) {
+                const WeightFormat format = every_format[choice() % std::size(every_format)];
+                if (format == WeightFormat::w4a16 && tensor.shape[1] % 128 != 0) {
+                    return WeightFormat::bf16;
+                }
+                if (format == WeightFormat::nvfp4 && tensor.shape[1] % 16 != 0) {
+                    return WeightFormat::fp8_block;
+                }
+                return format;
+            });
+        const TemporaryFolder folder;
+        small.write(folder.path());
+        auto checkpoint = Checkpoint::open(folder.path());
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+        EXPECT_EQ((*checkpoint)->inventory().formats.size(), std::size(every_format));
+        const std::string stem = layer_prefix(1) + "mlp.experts.2.down_proj";
+        const auto parts = find_weight((*checkpoint)->shards(), stem, {128, 128});
+        const auto matrix = (*checkpoint)->matrix(stem, 128, 128);
+        ASSERT_TRUE(parts.ok() && matrix.ok());
+        EXPECT_EQ(matrix->data, parts->data.tensor->bytes.data());
+        EXPECT_TRUE((*checkpoint)->has(stem));
+        EXPECT_FALSE((*checkpoint)->has(layer_prefix(1) + "mlp.experts.3.down_proj"));
+        EXPECT_EQ((*checkpoint)->matrix(stem, 128, 127).error().code(),
+                  matrix->format == WeightFormat::w4a16 || matrix->format == WeightFormat::nvfp4
+                      ? ErrorCode::unsupported
+                      : ErrorCode::corrupt);
+    }
+}
+
+struct BrokenPart {
+    const char* what;
+    WeightFormat format;
+    std::function<void(TestTensors&, const std::string& stem)> damage;
+    const char* named;  // the tensor that the message must name
+    const char* said;
+};
+
+TestTensor& at(TestTensors& tensors, const std::string& name) {
+    return tensors.at(name);
+}
+
+const BrokenPart broken_parts[] = {
+    {"fp8 without scales", WeightFormat::fp8_block,
+     [](TestTensors& t, const std::string& s) { t.erase(s + ".weight_scale_inv"); },
+     ".weight_scale_inv", "missing"},
+    {"fp8 scales of the wrong type", WeightFormat::fp8_block,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale_inv").dtype = DType::i32;
+     },
+     ".weight_scale_inv", "F32"},
+    {"fp8 scales of the wrong shape", WeightFormat::fp8_block,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale_inv").shape = {6, 1};
+     },
+     ".weight_scale_inv", "[2, 3]"},
+    {"w4a16 without scales", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) { t.erase(s + ".weight_scale"); }, ".weight_scale",
+     "missing"},
+    {"w4a16 without a shape", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) { t.erase(s + ".weight_shape"); }, ".weight_shape",
+     "missing"},
+    {"w4a16 with another shape", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_shape").bytes[0] = std::byte{3};  // 256 becomes 259
+     },
+     ".weight_shape", "[259, 384]"},
+    {"w4a16 with scales per row", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale") = tensor_of(DType::bf16, {256, 1}, std::vector<BFloat16>(256));
+     },
+     ".weight_scale", "[256, 3]"},
+    {"w4a16 of words of another type", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) { at(t, s + ".weight_packed").dtype = DType::f32; },
+     ".weight_packed", "F32"},
+    {"w4a16 beside a plain weight", WeightFormat::w4a16,
+     [](TestTensors& t, const std::string& s) {
+         t[s + ".weight"] = tensor_of(DType::bf16, {256, 384}, std::vector<BFloat16>(256 * 384));
+     },
+     ".weight", "both"},
+    {"nvfp4 without its factor", WeightFormat::nvfp4,
+     [](TestTensors& t, const std::string& s) { t.erase(s + ".weight_scale_2"); },
+     ".weight_scale_2", "missing"},
+    {"nvfp4 with a factor of zero", WeightFormat::nvfp4,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale_2") = tensor_of(DType::f32, {}, std::vector<float>{0.0f});
+     },
+     ".weight_scale_2", "finite positive"},
+    {"nvfp4 with a factor that is no number", WeightFormat::nvfp4,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale_2") = tensor_of(DType::f32, {1}, std::vector<float>{NAN});
+     },
+     ".weight_scale_2", "finite positive"},
+    {"nvfp4 with a list of factors", WeightFormat::nvfp4,
+     [](TestTensors& t, const std::string& s) {
+         at(t, s + ".weight_scale_2") = tensor_of(DType::f32, {2}, std::vector<float>{1.0f, 1.0f});
+     },
+     ".weight_scale_2", "[1]"},
+    {"half precision", WeightFormat::bf16,
+     [](TestTensors& t, const std::string& s) { at(t, s + ".weight").dtype = DType::f16; },
+     ".weight", "F16"},
+};
+
+TEST(Formats, WhatAPackedWeightLacksIsNamed) {
+    for (const BrokenPart& broken : broken_parts) {
+        std::mt19937_64 random(3);
+        TestTensors tensors;
+        const std::string stem = layer_prefix(1) + "mlp.experts.0.up_proj";
+        add_weight(tensors, random, stem + ".weight", 256, 384, broken.format);
+        broken.damage(tensors, stem);
+        const Weights weights(tensors);
+        const auto parts = find_weight(weights.shards(), stem, {256, 384});
+        ASSERT_FALSE(parts.ok()) << broken.what;
+        EXPECT_THAT(parts.error().message(),
+                    AllOf(HasSubstr("model.safetensors"), HasSubstr(stem + broken.named),
+                          HasSubstr(broken.said)))
+            << broken.what;
+    }
+}
+
+TEST(Formats, BothNvfp4DialectsMeanTheSameFactor) {
+    for (const bool compressed : {false, true}) {
+        std::mt19937_64 random(4);
+        TestTensors tensors;
+        add_weight(tensors, random, "lm_head.weight", 4, 32, WeightFormat::nvfp4, compressed);
+        const Weights weights(tensors);
+        const auto parts = find_weight(weights.shards(), "lm_head", {4, 32});
+        ASSERT_TRUE(parts.ok()) << parts.error().message();
+        EXPECT_EQ(*global_scale(*parts), 1.0f / 1024.0f);
+        EXPECT_EQ(parts->unused.size(), 1u);
+    }
+}
+
+TEST(Formats, TensorsThatAreNeverMatricesMayNotBeQuantised) {
+    SmallModel small = small_model(5);
+    std::mt19937_64 random(5);
+    const std::string name = layer_prefix(1) + "self_attn.indexer.index_kpool_compress_ape";
+    const Shape shape = small.tensors.at(name).shape;
+    small.tensors.erase(name);
+    add_weight(small.tensors, random, name, shape[0], shape[1], WeightFormat::fp8_block);
+    const TemporaryFolder folder;
+    small.write(folder.path());
+    EXPECT_THAT(Checkpoint::open(folder.path()).error().message(),
+                AllOf(HasSubstr(name), HasSubstr("never quantised")));
+}
+
+TEST(Formats, UnalignedTensorsAreReadRight) {
+    // A file whose first tensor, known and unused, leaves everything behind it at odd addresses.
+    const SmallModel small = small_model(6);
+    Json header;
+    std::string data("x");
+    header["lm_head.input_scale"] = {{"dtype", "U8"}, {"shape", {1}}, {"data_offsets", {0, 1}}};
+    for (const auto& [name, tensor] : small.tensors) {
+        const std::size_t begin = data.size();
+        data.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+        header[name] = {{"dtype", std::string(name_of(tensor.dtype))},
+                        {"shape", tensor.shape},
+                        {"data_offsets", {begin, data.size()}}};
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    std::string file;
+    for (int i = 0; i < 8; ++i)
+        file += static_cast<char>(text.size() >> (8 * i));
+    file.append(text).append(data);
+    const TemporaryFolder folder;
+    small.write_configs(folder.path());
+    ASSERT_TRUE(write_text_file(folder.path() / "model.safetensors", file).ok());
+    auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+    std::size_t unaligned = 0;
+    for (const ExpectedTensor& tensor : layer_tensors((*checkpoint)->config(), 1)) {
+        const TensorPlace place = (*checkpoint)->shards().find(tensor.name);
+        const auto* stored = place.tensor->bytes.data();
+        unaligned += reinterpret_cast<std::uintptr_t>(stored) % 2;
+        if (tensor.role == TensorRole::plain) {
+            std::vector<float> values(product(tensor.shape));
+            EXPECT_TRUE((*checkpoint)->vector(tensor.name, values).ok());
+            continue;
+        }
+        const auto matrix =
+            (*checkpoint)->matrix(stem_of(tensor.name), tensor.shape[0], tensor.shape[1]);
+        ASSERT_TRUE(matrix.ok()) << matrix.error().message();
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(matrix->data) % 2, 0u);
+        EXPECT_EQ(std::memcmp(matrix->data, small.tensors.at(tensor.name).bytes.data(),
+                              place.tensor->bytes.size()),
+                  0);
+        const auto again =
+            (*checkpoint)->matrix(stem_of(tensor.name), tensor.shape[0], tensor.shape[1]);
+        EXPECT_EQ(again->data, matrix->data) << "copied twice";
+    }
+    EXPECT_GT(unaligned, 10u);
+}
+
+}  // namespace
+}  // namespace percheron::checkpoint::test
