@@ -14,25 +14,11 @@
 
 #include "percheron/types.h"
 
+#include "text/reply_event.h"
 #include "text/tokenizer.h"
 #include "text/tool_schema.h"
 
 namespace percheron {
-
-// One piece of a reply.  Pieces of the same kind that follow each other in one push are joined.
-struct ReplyEvent {
-    enum class Kind {
-        reasoning,       // text: more of the thinking
-        content,         // text: more of the answer
-        tool_begin,      // tool_index, call_id, text: the whole name of a function
-        tool_arguments,  // tool_index, text: more of the arguments' JSON
-        tool_end,        // tool_index: the pieces of its arguments now join to one JSON object
-    };
-    Kind kind = Kind::content;
-    std::uint32_t tool_index = 0;  // 0, 1, ... in order of the calls
-    std::string call_id;
-    std::string text;  // always whole characters
-};
 
 struct ReplyOptions {
     // Where the prompt ended (ChatPrompt::starts_in_reasoning).
@@ -53,12 +39,15 @@ struct ReplySummary {
     std::uint32_t tool_calls = 0;        // begun
     std::uint32_t complete_tool_calls = 0;
     std::uint32_t dropped_tool_calls = 0;  // call tags around nothing that names a function
+    bool open_tool_call = false;           // the reply was cut inside a call
     bool in_reasoning = false;             // the thinking is still open
     bool stop_token_seen = false;
     std::string stop_string;  // the one that ended the reply; empty if none did
 
     // The reply may finish as "tool_calls".
-    bool only_complete_calls() const { return tool_calls > 0 && complete_tool_calls == tool_calls; }
+    bool only_complete_calls() const {
+        return tool_calls > 0 && complete_tool_calls == tool_calls && !open_tool_call;
+    }
 };
 
 class ReplyStream {
@@ -76,9 +65,13 @@ class ReplyStream {
     // Appends to `events`.  After a step with `stop`, further pushes consume nothing.
     Step push(std::span<const TokenId> ids, std::vector<ReplyEvent>& events);
 
-    // No more tokens come (length, cancel, or after `stop`): gives out what was held back.
-    // Call once.
-    void finish(std::vector<ReplyEvent>& events);
+    // Why no more tokens come.
+    enum class End {
+        stopped,  // the model ended its reply: a call it left open is closed if it makes sense
+        cut,      // by length, deadline, cancel: a call left open stays incomplete
+    };
+    // Gives out what was held back.  Call once, after the last push, with or without `stop`.
+    void finish(End end, std::vector<ReplyEvent>& events);
 
     const ReplySummary& summary() const;
 

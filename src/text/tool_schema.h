@@ -42,6 +42,7 @@ class ToolSchemas {
     bool empty() const { return names_.empty(); }
     const std::vector<std::string>& names() const { return names_; }
     bool has(std::string_view tool) const;
+    bool declares(std::string_view tool, std::string_view parameter) const;
     // Unknown tools and parameters give unknown types.
     JsonTypes types_of(std::string_view tool, std::string_view parameter) const;
 

@@ -1,6 +1,7 @@
 #include "text/unicode.h"
 
 #include <simdjson.h>
+#include <utf8proc.h>
 
 namespace percheron {
 
@@ -80,6 +81,23 @@ bool is_python_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
            c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
            c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+bool is_python_printable(char32_t character) {
+    if (character == ' ') return true;
+    switch (utf8proc_category(static_cast<utf8proc_int32_t>(character))) {
+        case UTF8PROC_CATEGORY_CC:
+        case UTF8PROC_CATEGORY_CF:
+        case UTF8PROC_CATEGORY_CS:
+        case UTF8PROC_CATEGORY_CO:
+        case UTF8PROC_CATEGORY_CN:
+        case UTF8PROC_CATEGORY_ZL:
+        case UTF8PROC_CATEGORY_ZP:
+        case UTF8PROC_CATEGORY_ZS:
+            return false;
+        default:
+            return true;
+    }
 }
 
 bool is_blank(std::string_view bytes) {

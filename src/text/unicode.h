@@ -33,6 +33,8 @@ void append_utf8(std::string& text, char32_t character);
 
 // White space as Python's str.isspace and str.strip see it.
 bool is_python_space(char32_t character);
+// What Python's repr leaves as it is.
+bool is_python_printable(char32_t character);
 
 // Space, tab, line feed, carriage return: the blanks between tags and around JSON.
 bool is_blank(std::string_view bytes);

@@ -1,0 +1,164 @@
+#include "text/chat_prompt.h"
+
+#include <array>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "text/chat_messages.h"
+#include "text/chat_template.h"
+
+namespace percheron {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using jinja::Value;
+
+Result<std::string> content_of(const std::filesystem::path& path) {
+    std::ifstream stream(path, std::ios::binary);
+    if (!stream) return Error(ErrorCode::not_found, path.string() + " cannot be opened");
+    std::ostringstream content;
+    content << stream.rdbuf();
+    if (stream.bad()) return Error(ErrorCode::io, path.string() + " cannot be read");
+    return content.str();
+}
+
+Result<std::string> template_source(const std::filesystem::path& folder) {
+    Result<std::string> source = content_of(folder / "chat_template.jinja");
+    if (source.ok() || source.error().code() != ErrorCode::not_found) return source;
+    // Older folders keep it inside the tokenizer's configuration.
+    PERCHERON_ASSIGN(const std::string text, content_of(folder / "tokenizer_config.json"));
+    const Json config = Json::parse(text, nullptr, false);
+    if (!config.is_object() || !config.contains("chat_template") ||
+        !config["chat_template"].is_string()) {
+        return Error(ErrorCode::not_found, folder.string() +
+                                               " has neither chat_template.jinja nor a "
+                                               "chat_template in tokenizer_config.json");
+    }
+    return config["chat_template"].get<std::string>();
+}
+
+using Variables = std::vector<std::pair<std::string, Value>>;
+
+void set(Variables& variables, std::string name, Value value) {
+    for (auto& [present, old] : variables) {
+        if (present == name) {
+            old = std::move(value);
+            return;
+        }
+    }
+    variables.emplace_back(std::move(name), std::move(value));
+}
+
+// What ends the rendering of a last assistant message that is to be continued: everything from the
+// end of its text on is cut off.
+Status cut_after_final_message(MarkedText& rendered, const std::string& final_text) {
+    const std::size_t first = final_text.find_first_not_of(" \t\n\r\v\f");
+    const std::size_t last = final_text.find_last_not_of(" \t\n\r\v\f");
+    const std::string sought =
+        first == std::string::npos ? std::string() : final_text.substr(first, last - first + 1);
+    const std::size_t place = sought.empty() ? std::string::npos : rendered.text().rfind(sought);
+    if (place == std::string::npos) {
+        return Error(ErrorCode::invalid_argument,
+                     "continue_final_message needs a last message with text that the chat template "
+                     "prints");
+    }
+    // Blanks that the caller wrote at the end belong to what is continued, if they were printed.
+    std::size_t end = place + sought.size();
+    for (std::size_t i = last + 1;
+         i < final_text.size() && end < rendered.size() && rendered.text()[end] == final_text[i];
+         ++i) {
+        ++end;
+    }
+    rendered = rendered.slice(0, end);
+    return {};
+}
+
+}  // namespace
+
+struct ChatFormat::Content {
+    Tokenizer tokenizer;
+    ChatTemplate chat_template;
+    Variables token_names;  // bos_token, eos_token, ...: templates may print them
+    std::optional<TokenId> think_open;
+    std::optional<TokenId> think_close;
+    std::optional<TokenId> image;
+    std::optional<TokenId> video;
+};
+
+ChatFormat::ChatFormat(std::unique_ptr<const Content> content) : content_(std::move(content)) {}
+ChatFormat::ChatFormat(ChatFormat&&) noexcept = default;
+ChatFormat& ChatFormat::operator=(ChatFormat&&) noexcept = default;
+ChatFormat::~ChatFormat() = default;
+
+const Tokenizer& ChatFormat::tokenizer() const {
+    return content_->tokenizer;
+}
+
+Result<ChatFormat> ChatFormat::load(const std::filesystem::path& model_folder) {
+    PERCHERON_ASSIGN(Tokenizer tokenizer, Tokenizer::load(model_folder / "tokenizer.json"));
+    PERCHERON_ASSIGN(const std::string source, template_source(model_folder));
+    return make(std::move(tokenizer), source);
+}
+
+Result<ChatFormat> ChatFormat::make(Tokenizer tokenizer, std::string_view template_source) {
+    PERCHERON_ASSIGN(ChatTemplate compiled, ChatTemplate::compile(template_source));
+    auto content = std::make_unique<Content>(
+        Content{std::move(tokenizer), std::move(compiled), {}, {}, {}, {}, {}});
+    const Tokenizer& known = content->tokenizer;
+    content->think_open = known.added_token("<think>");
+    content->think_close = known.added_token("</think>");
+    content->image = known.added_token("<|image|>");
+    content->video = known.added_token("<|video|>");
+    return ChatFormat(std::move(content));
+}
+
+Result<ChatPrompt> ChatFormat::render(const Json& messages, const Json& tools,
+                                      const ChatOptions& options) const {
+    if (options.continue_final_message && options.add_generation_prompt) {
+        return Error(ErrorCode::invalid_argument,
+                     "continue_final_message needs add_generation_prompt to be false");
+    }
+    PERCHERON_ASSIGN(ChatMessages chat, read_chat_messages(messages));
+    PERCHERON_ASSIGN(Value tool_list, read_chat_tools(tools));
+    if (options.continue_final_message && !chat.ends_with_assistant) {
+        return Error(ErrorCode::invalid_argument,
+                     "continue_final_message needs an assistant message at the end of messages");
+    }
+
+    Variables variables;
+    if (options.variables.is_object()) {
+        for (const auto& [name, json] : options.variables.items()) {
+            PERCHERON_ASSIGN(Value value, jinja::value_of_json(json, TextOrigin::from_input));
+            set(variables, name, std::move(value));
+        }
+    } else if (!options.variables.is_null()) {
+        return Error(ErrorCode::invalid_argument, "chat_template_kwargs must be an object");
+    }
+    set(variables, "messages", std::move(chat.messages));
+    set(variables, "tools", std::move(tool_list));
+    set(variables, "add_generation_prompt", Value(options.add_generation_prompt));
+    if (!options.reasoning_effort.empty()) {
+        set(variables, "reasoning_effort",
+            Value::text(options.reasoning_effort, TextOrigin::from_input));
+    }
+
+    PERCHERON_ASSIGN(MarkedText rendered, content_->chat_template.render(std::move(variables)));
+    if (options.continue_final_message) {
+        PERCHERON_TRY(cut_after_final_message(rendered, chat.last_text));
+    }
+    ChatPrompt prompt;
+    prompt.ids = content_->tokenizer.encode_marked(rendered);
+    prompt.text = rendered.text();
+    prompt.last_message = std::move(chat.last_text);
+    for (std::size_t i = 0; i < prompt.ids.size(); ++i) {
+        const TokenId id = prompt.ids[i];
+        if (id == content_->image) prompt.image_positions.push_back(i);
+        if (id == content_->video) prompt.video_positions.push_back(i);
+        if (id == content_->think_open) prompt.starts_in_reasoning = true;
+        if (id == content_->think_close) prompt.starts_in_reasoning = false;
+    }
+    return prompt;
+}
+
+}  // namespace percheron
