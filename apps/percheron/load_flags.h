@@ -5,7 +5,6 @@
 
 #include <CLI/App.hpp>
 
-#include "core/status.h"
 #include "tools/load_engine.h"
 
 namespace percheron::apps {
@@ -18,8 +17,5 @@ struct LoadFlags {
 // Adds MODEL, --device, --threads, --context, --kv-memory, --kv-dtype and --seed.  `flags` must
 // outlive the app.
 void add_load_flags(CLI::App& command, LoadFlags& flags);
-
-// "512MiB", "8GiB", "1000000" (bytes).  Errors: invalid_argument.
-Result<Bytes> parse_size(const std::string& text);
 
 }  // namespace percheron::apps

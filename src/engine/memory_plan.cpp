@@ -88,10 +88,15 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         }
     }
 
-    // Slots, then pages from the rest.
-    const auto slots_in_half = static_cast<std::uint32_t>(
-        std::min<Bytes>(kv / 2 / std::max<Bytes>(slot_bytes, 1), most_running_by_default));
-    plan.max_running = wishes.max_running.value_or(std::max(slots_in_half, 1u));
+    // Slots (what a named context leaves, at most half), then pages from the rest.
+    Bytes for_slots = kv / 2;
+    if (wishes.context) {
+        const Bytes for_context = cache::pages_for(context) * page_bytes;
+        for_slots = std::min(for_slots, kv > for_context ? kv - for_context : 0);
+    }
+    const auto slots_that_fit = static_cast<std::uint32_t>(
+        std::min<Bytes>(for_slots / std::max<Bytes>(slot_bytes, 1), most_running_by_default));
+    plan.max_running = wishes.max_running.value_or(std::max(slots_that_fit, 1u));
     const Bytes slots_total = plan.max_running * slot_bytes;
     if (slots_total + page_bytes > kv) {
         return Error(ErrorCode::out_of_memory,

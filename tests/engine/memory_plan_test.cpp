@@ -1,0 +1,140 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+#include <random>
+
+#include <gtest/gtest.h>
+
+namespace percheron::engine {
+namespace {
+
+constexpr Bytes mebibyte = Bytes{1} << 20;
+
+MemoryNeeds nano_like() {
+    MemoryNeeds needs;
+    needs.weights = 38 * mebibyte;
+    needs.program = 10 * mebibyte;
+    needs.network = {.activations = 5 * mebibyte, .stages = 12 * mebibyte, .logits = 2 * mebibyte};
+    needs.vocabulary = 8192;
+    needs.caches.sparse_layers = 2;
+    needs.caches.latent = 512;
+    needs.caches.index_dim = 128;
+    needs.caches.kda_layers = 7;
+    needs.caches.kda_heads = 4;
+    needs.caches.kda_dim = 128;
+    needs.context_limit = 1 << 20;
+    return needs;
+}
+
+// A20: whatever is asked, the numbers add up, fit, and honour every wish; or the refusal names it.
+TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
+    std::mt19937_64 random(8);
+    int planned = 0;
+    int refused = 0;
+    for (int repeat = 0; repeat < 5000; ++repeat) {
+        MemoryNeeds needs = nano_like();
+        needs.weights = random() % (8192 * mebibyte);
+        needs.caches.sparse_layers = 1 + random() % 11;
+        needs.caches.kda_layers = 1 + random() % 34;
+        needs.context_limit = 1000 + random() % 1'000'000;
+        MachineMemory machine;
+        machine.total = 512 * mebibyte + random() % (65536 * mebibyte);
+        machine.available = random() % machine.total;
+        MemoryWishes wishes;
+        if (random() % 2 == 0) {
+            wishes.context = 2 + random() % 200'000;
+        }
+        if (random() % 2 == 0) {
+            wishes.kv_memory = random() % (4096 * mebibyte);
+        }
+        if (random() % 2 == 0) {
+            wishes.max_running = 1 + random() % 256;
+        }
+        const auto plan = plan_memory(needs, wishes, machine);
+        if (!plan.ok()) {
+            ++refused;
+            EXPECT_TRUE(plan.error().code() == ErrorCode::out_of_memory ||
+                        plan.error().code() == ErrorCode::invalid_argument);
+            EXPECT_GT(plan.error().message().size(), 20u);
+            continue;
+        }
+        ++planned;
+        Bytes sum = 0;
+        Bytes kv = 0;
+        for (const MemoryRow& row : plan->rows) {
+            sum += row.bytes;
+            const bool cache_row = row.name.find("pages") != std::string::npos ||
+                                   row.name.find("keys") != std::string::npos ||
+                                   row.name.find("slots") != std::string::npos;
+            kv += cache_row ? row.bytes : 0;
+        }
+        ASSERT_EQ(sum, plan->total);
+        ASSERT_EQ(kv, plan->pages * needs.caches.page_bytes() +
+                          plan->max_running * needs.caches.slot_bytes());
+        ASSERT_LE(plan->total, machine.available - plan->floor);
+        ASSERT_GE(plan->floor, 256 * mebibyte);
+        ASSERT_GE(plan->pages, 1u);
+        ASSERT_GE(plan->max_running, 1u);
+        ASSERT_EQ(plan->kv_tokens, std::uint64_t{plan->pages} * 64);
+        ASSERT_LE(plan->context, plan->kv_tokens);
+        ASSERT_LE(plan->context, needs.context_limit);
+        ASSERT_EQ(plan->largest_request, std::min(plan->kv_tokens, needs.context_limit));
+        if (wishes.context) {
+            ASSERT_EQ(plan->context, *wishes.context);
+        } else {
+            ASSERT_EQ(plan->context, plan->largest_request);
+        }
+        if (wishes.max_running) {
+            ASSERT_EQ(plan->max_running, *wishes.max_running);
+        }
+        if (wishes.kv_memory) {
+            ASSERT_LE(kv, *wishes.kv_memory);
+            ASSERT_GT(kv + needs.caches.page_bytes(), *wishes.kv_memory);
+        }
+    }
+    EXPECT_GT(planned, 1000);
+    EXPECT_GT(refused, 500);
+}
+
+TEST(MemoryPlan, RefusesWithAdviceThatWorks) {
+    const MemoryNeeds needs = nano_like();
+    const MachineMemory machine{2048 * mebibyte, 1024 * mebibyte};
+    const auto too_much = plan_memory(needs, {{}, 4096 * mebibyte, {}}, machine);
+    ASSERT_FALSE(too_much.ok());
+    EXPECT_EQ(too_much.error().code(), ErrorCode::out_of_memory);
+    EXPECT_NE(too_much.error().message().find("--kv-memory can be at most"), std::string::npos);
+
+    // A named context is given the memory it needs.
+    const auto long_context = plan_memory(needs, {200'000, {}, {}}, machine);
+    ASSERT_TRUE(long_context.ok()) << long_context.error().message();
+    EXPECT_EQ(long_context->context, 200'000u);
+
+    const auto beyond = plan_memory(needs, {(1u << 20) + 1, {}, {}}, machine);
+    ASSERT_FALSE(beyond.ok());
+    EXPECT_EQ(beyond.error().code(), ErrorCode::invalid_argument);
+
+    MemoryNeeds heavy = needs;
+    heavy.weights = 900 * mebibyte;
+    EXPECT_EQ(plan_memory(heavy, {}, machine).error().code(), ErrorCode::out_of_memory);
+}
+
+TEST(MemoryPlan, PrintsEveryRowAndTheTotal) {
+    const MachineMemory machine{16384 * mebibyte, 12000 * mebibyte};
+    const auto plan = plan_memory(nano_like(), {}, machine).value();
+    const std::vector<std::string> lines = table_of(plan);
+    const auto mentions = [&](const std::string& words) {
+        return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+            return line.find(words) != std::string::npos;
+        });
+    };
+    for (const MemoryRow& row : plan.rows) {
+        EXPECT_TRUE(mentions(row.name));
+    }
+    EXPECT_TRUE(mentions(readable(plan.total)));
+    EXPECT_TRUE(mentions(std::to_string(plan.kv_tokens)));
+    EXPECT_EQ(readable(512 * mebibyte), "512.0 MiB");
+    EXPECT_EQ(readable(Bytes{1} << 31), "2.00 GiB");
+}
+
+}  // namespace
+}  // namespace percheron::engine

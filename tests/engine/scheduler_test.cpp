@@ -1,0 +1,269 @@
+// The scheduler alone, without tokens, caches or clock: invariants S1, S2, S4 and S7 to S10 of
+// docs/SCHEDULER.md in random lives.
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "cache/cache_shape.h"
+
+namespace percheron::engine {
+namespace {
+
+std::unique_ptr<Sequence> make_sequence(std::uint64_t arrival, std::uint32_t prompt,
+                                        std::uint32_t output, int priority = 0) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->arrival = arrival;
+    sequence->priority = priority;
+    sequence->prompt_tokens = prompt;
+    sequence->token_limit = output;
+    sequence->tokens.resize(prompt);
+    return sequence;
+}
+
+// Plays the engine: every planned row that wants a token gets one, full sequences leave.
+class Player {
+  public:
+    explicit Player(const SchedulerOptions& options) : options_(options), scheduler_(options) {}
+
+    Scheduler& scheduler() { return scheduler_; }
+    const StepPlan& plan() const { return plan_; }
+    std::uint64_t preemptions() const { return preemptions_; }
+
+    // One step; false when there was nothing to do.
+    bool step(double seconds = 0.01) {
+        scheduler_.plan(plan_);
+        preemptions_ += plan_.preempted.size();
+        check_plan();
+        if (plan_.rows.empty()) {
+            return false;
+        }
+        scheduler_.commit(plan_, seconds);
+        for (const PlannedRows& planned : plan_.rows) {
+            if (planned.wants_token) {
+                planned.sequence->tokens.push_back(TokenId(1));
+                if (planned.sequence->generated() >= planned.sequence->token_limit) {
+                    finished.push_back(planned.sequence->arrival);
+                    scheduler_.remove(*planned.sequence);
+                }
+            }
+        }
+        return true;
+    }
+
+    std::vector<std::uint64_t> finished;
+
+  private:
+    void check_plan() {
+        const bool prefill = plan_.numeric_class == ops::NumericClass::prefill;
+        std::uint32_t rows = 0;
+        std::set<PageId> pages;
+        std::set<RequestSlot> slots;
+        for (const PlannedRows& planned : plan_.rows) {
+            const Sequence& sequence = *planned.sequence;
+            rows += planned.count;
+            ASSERT_GT(planned.count, 0u);
+            ASSERT_EQ(planned.first, sequence.computed);
+            const std::uint32_t end = planned.first + planned.count;
+            if (prefill) {
+                // S1 and S2.
+                ASSERT_LE(end, sequence.prompt_tokens);
+                ASSERT_EQ(planned.first % 64, 0u);
+                ASSERT_TRUE(end % 64 == 0 || end == sequence.prompt_tokens);
+                ASSERT_EQ(planned.wants_token,
+                          end == sequence.prompt_tokens && sequence.generated() == 0);
+            } else {
+                ASSERT_GE(planned.first, sequence.prompt_tokens);
+                ASSERT_LE(planned.count, options_.refeed_rows);
+                ASSERT_EQ(planned.wants_token, end == sequence.tokens.size());
+            }
+            // S3 and S4.
+            ASSERT_TRUE(sequence.slot.has_value());
+            ASSERT_TRUE(slots.insert(*sequence.slot).second);
+            ASSERT_GE(sequence.pages.size() * 64, end);
+        }
+        ASSERT_LE(rows, prefill ? options_.prefill_rows : options_.decode_rows);
+        std::size_t held = 0;
+        for (const Sequence* sequence : scheduler_.all()) {
+            held += sequence->pages.size();
+            pages.insert(sequence->pages.begin(), sequence->pages.end());
+            ASSERT_EQ(sequence->slot.has_value(), !sequence->pages.empty());
+        }
+        ASSERT_EQ(pages.size(), held);
+        ASSERT_EQ(held + scheduler_.pages().free(), scheduler_.pages().total());
+        // Something always moves: with sequences alive there are rows.
+        ASSERT_EQ(plan_.rows.empty(), scheduler_.running() + scheduler_.waiting() == 0);
+    }
+
+    SchedulerOptions options_;
+    Scheduler scheduler_;
+    StepPlan plan_;
+    std::uint64_t preemptions_ = 0;
+};
+
+TEST(Scheduler, KeepsItsInvariantsInRandomLives) {
+    std::uint64_t preemptions = 0;
+    std::uint64_t finished = 0;
+    for (unsigned seed = 0; seed < 400 && !::testing::Test::HasFatalFailure(); ++seed) {
+        std::mt19937 random(seed);
+        const auto between = [&](std::uint32_t low, std::uint32_t high) {
+            return low + random() % (high - low + 1);
+        };
+        SchedulerOptions options;
+        options.pages = between(3, 40);
+        options.max_running = between(1, 10);
+        options.prefill_rows = 64 * between(1, 5);
+        options.decode_rows = between(options.max_running, 48);
+        options.refeed_rows = between(1, 9);
+        options.decode_share = between(0, 9) / 10.0;
+        Player player(options);
+        std::uint64_t arrivals = 0;
+        std::uint64_t removed = 0;
+        const std::uint32_t most = options.pages * 64;
+        for (int step = 0; step < 600 && !::testing::Test::HasFatalFailure(); ++step) {
+            if (arrivals < 20 && between(0, 9) == 0) {
+                const std::uint32_t prompt = between(1, std::min(most - 1, 700u));
+                player.scheduler().add(make_sequence(++arrivals, prompt,
+                                                     between(1, std::min(most - prompt, 200u)),
+                                                     static_cast<int>(between(0, 2))));
+            }
+            const auto all = player.scheduler().all();
+            if (!all.empty() && between(0, 99) == 0) {
+                player.scheduler().remove(*all[random() % all.size()]);
+                ++removed;
+            }
+            player.step(between(1, 100) / 1000.0);
+        }
+        while (!::testing::Test::HasFatalFailure() && player.step()) {
+        }
+        // S6, S7 and S8: everybody got through, everything is free.
+        EXPECT_EQ(player.finished.size() + removed, arrivals);
+        EXPECT_EQ(player.scheduler().pages().free(), options.pages);
+        EXPECT_EQ(player.scheduler().slots().free(), options.max_running);
+        preemptions += player.preemptions();
+        finished += player.finished.size();
+    }
+    EXPECT_GT(preemptions, 100u);
+    EXPECT_GT(finished, 4000u);
+}
+
+TEST(Scheduler, AdmitsByPriorityThenByArrival) {
+    SchedulerOptions options;
+    options.pages = 64;
+    options.max_running = 1;
+    Player player(options);
+    std::mt19937 random(9);
+    std::vector<std::pair<int, std::uint64_t>> order;
+    for (std::uint64_t arrival = 1; arrival <= 40; ++arrival) {
+        const int priority = static_cast<int>(random() % 5) - 2;
+        player.scheduler().add(make_sequence(arrival, 1 + random() % 100, 3, priority));
+        order.emplace_back(-priority, arrival);
+    }
+    while (player.step()) {
+    }
+    std::sort(order.begin(), order.end());
+    ASSERT_EQ(player.finished.size(), order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        EXPECT_EQ(player.finished[i], order[i].second);
+    }
+}
+
+// The last in order pays: the first of highest priority is never preempted.
+TEST(Scheduler, TheFirstInOrderIsNeverPreempted) {
+    SchedulerOptions options;
+    options.pages = 10;
+    options.max_running = 4;
+    Player player(options);
+    for (std::uint64_t arrival = 1; arrival <= 4; ++arrival) {
+        player.scheduler().add(make_sequence(arrival, 100, 400));
+    }
+    std::uint64_t first = 1;
+    while (player.step()) {
+        for (const Sequence* sequence : player.plan().preempted) {
+            EXPECT_GT(sequence->arrival, first);
+        }
+        first = player.finished.size() + 1;
+    }
+    EXPECT_GT(player.preemptions(), 0u);
+    EXPECT_EQ(player.finished, (std::vector<std::uint64_t>{1, 2, 3, 4}));
+}
+
+// S9: while a long prompt is computed, decoding gets its share of the time, and no prefill step is
+// longer than the slice once the rate is known.
+TEST(Scheduler, ALongPromptLeavesRunningStreamsTheirShare) {
+    for (const double share : {0.25, 0.5, 0.8}) {
+        SchedulerOptions options;
+        options.pages = 4000;
+        options.max_running = 8;
+        options.decode_share = share;
+        options.prefill_slice = 0.1;
+        Player player(options);
+        constexpr double seconds_per_row = 0.001;
+        for (std::uint64_t arrival = 1; arrival <= 4; ++arrival) {
+            player.scheduler().add(make_sequence(arrival, 64, 100'000));
+        }
+        ASSERT_TRUE(player.step(0.005));
+        while (player.plan().numeric_class == ops::NumericClass::prefill) {
+            ASSERT_TRUE(player.step(0.005));
+        }
+        player.scheduler().add(make_sequence(5, 100'000, 10));
+        double decode_seconds = 0;
+        double prefill_seconds = 0;
+        double longest_prefill = 0;
+        int prefill_steps = 0;
+        double waited = 0;
+        double longest_wait = 0;
+        StepPlan plan;
+        Scheduler& scheduler = player.scheduler();
+        for (int i = 0; i < 3000; ++i) {
+            scheduler.plan(plan);
+            double seconds = 0.02;
+            if (plan.numeric_class == ops::NumericClass::prefill) {
+                seconds = plan.rows.front().count * seconds_per_row;
+                prefill_seconds += seconds;
+                longest_prefill = std::max(longest_prefill, ++prefill_steps > 8 ? seconds : 0.0);
+                waited += seconds;
+            } else {
+                decode_seconds += seconds;
+                waited = 0;
+                for (const PlannedRows& planned : plan.rows) {
+                    planned.sequence->tokens.push_back(TokenId(1));
+                }
+            }
+            longest_wait = std::max(longest_wait, prefill_steps > 8 ? waited : 0.0);
+            scheduler.commit(plan, seconds);
+        }
+        ASSERT_GT(prefill_steps, 100);
+        EXPECT_GE(decode_seconds / (decode_seconds + prefill_seconds), share * 0.98);
+        EXPECT_LE(decode_seconds / (decode_seconds + prefill_seconds), share + 0.15);
+        EXPECT_LE(longest_prefill, options.prefill_slice + 1e-9);
+        EXPECT_LE(longest_wait, options.prefill_slice + 1e-9);
+    }
+}
+
+// S9, the other way round: a newcomer's prompt begins at the next step though others decode.
+TEST(Scheduler, ANewcomerNeverWaitsForAGeneration) {
+    SchedulerOptions options;
+    options.pages = 1000;
+    options.max_running = 8;
+    Player player(options);
+    player.scheduler().add(make_sequence(1, 64, 10'000));
+    for (int i = 0; i < 200; ++i) {
+        ASSERT_TRUE(player.step(0.01));
+    }
+    for (std::uint64_t arrival = 2; arrival < 6; ++arrival) {
+        player.scheduler().add(make_sequence(arrival, 50, 10'000));
+        ASSERT_TRUE(player.step(0.01));
+        EXPECT_EQ(player.plan().numeric_class, ops::NumericClass::prefill);
+        for (int i = 0; i < 20; ++i) {
+            ASSERT_TRUE(player.step(0.01));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace percheron::engine
