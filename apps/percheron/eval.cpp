@@ -1,0 +1,169 @@
+// percheron eval: accuracy of a model on fixed tasks, alone or paired against another model.
+#include <chrono>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "text/chat_prompt.h"
+#include "tools/eval_tasks.h"
+#include "tools/load_engine.h"
+#include "tools/model_path.h"
+
+namespace percheron::apps {
+namespace {
+
+struct EvalArguments {
+    tools::LoadOptions load;
+    std::string model;
+    std::string against;
+    std::string items;
+    std::vector<std::string> tasks;
+    std::optional<std::size_t> limit;
+    tools::TaskRunOptions run;
+    std::optional<double> max_difference;  // points
+    bool json = false;
+};
+
+// One line that is rewritten on a terminal, a line every ten seconds elsewhere.
+class Progress {
+  public:
+    explicit Progress(std::size_t total) : total_(total), terminal_(isatty(STDERR_FILENO) != 0) {}
+    ~Progress() {
+        if (terminal_) std::fputs("\r\033[K", stderr);
+    }
+
+    void operator()(std::size_t done) {
+        const auto now = Clock::now();
+        const double since_print = std::chrono::duration<double>(now - printed_).count();
+        if (since_print < (terminal_ ? 0.2 : 10.0)) return;
+        printed_ = now;
+        const double seconds = std::chrono::duration<double>(now - start_).count();
+        const double rate = static_cast<double>(done) / seconds;
+        const double left = static_cast<double>(total_ - done) / rate;
+        fmt::print(stderr, "{}{} of {} items, {:.1f} items/s, {:.0f} s left{}",
+                   terminal_ ? "\r\033[K" : "", done, total_, rate, left, terminal_ ? "" : "\n");
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    std::size_t total_;
+    bool terminal_;
+    Clock::time_point start_ = Clock::now();
+    Clock::time_point printed_ = start_;
+};
+
+Result<std::vector<bool>> ask_model(const EvalArguments& arguments, const std::string& model,
+                                    std::span<const tools::TaskItem> items) {
+    tools::LoadOptions load = arguments.load;
+    PERCHERON_ASSIGN(load.folder, tools::resolve_model(model));
+    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(load.folder));
+    load.max_running = arguments.run.streams;
+    PERCHERON_ASSIGN(const std::unique_ptr<Engine> engine,
+                     tools::load_engine(load, format.tokenizer()));
+    Progress progress(items.size());
+    return tools::run_tasks(*engine, format, items, arguments.run,
+                            [&](std::size_t done) { progress(done); });
+}
+
+// A row that sums all items, under the tasks' own.
+template <class Row, class Function>
+std::vector<Row> with_total(std::vector<tools::TaskItem> items, const Function& rows_of) {
+    std::vector<Row> rows = rows_of(items);
+    for (auto& item : items)
+        item.task = "all";
+    const std::vector<Row> total = rows_of(items);
+    if (rows.size() > 1) rows.insert(rows.end(), total.begin(), total.end());
+    return rows;
+}
+
+Result<int> run(const EvalArguments& arguments) {
+    PERCHERON_ASSIGN(auto items, tools::read_task_items(arguments.items));
+    PERCHERON_ASSIGN(items,
+                     tools::choose_task_items(std::move(items), arguments.tasks, arguments.limit));
+    std::vector<bool> base;
+    if (!arguments.against.empty()) {
+        PERCHERON_ASSIGN(base, ask_model(arguments, arguments.against, items));
+    }
+    PERCHERON_ASSIGN(const std::vector<bool> right, ask_model(arguments, arguments.model, items));
+
+    nlohmann::ordered_json report = nlohmann::ordered_json::array();
+    int exit_code = 0;
+    if (arguments.against.empty()) {
+        const auto rows = with_total<tools::TaskScore>(
+            items, [&](const auto& chosen) { return tools::score_tasks(chosen, right); });
+        if (!arguments.json) fmt::print("{:<16}{:>7}{:>10}\n", "task", "items", "accuracy");
+        for (const auto& row : rows) {
+            report.push_back(
+                {{"task", row.task}, {"items", row.items}, {"accuracy", row.accuracy()}});
+            if (arguments.json) continue;
+            fmt::print("{:<16}{:>7}{:>9.2f}%\n", row.task, row.items, 100 * row.accuracy());
+        }
+    } else {
+        const auto rows = with_total<tools::TaskDifference>(
+            items, [&](const auto& chosen) { return tools::compare_tasks(chosen, base, right); });
+        if (!arguments.json) {
+            fmt::print("{:<16}{:>7}{:>10}{:>10}   {}\n", "task", "items", "against", "model",
+                       "difference (95 % band), points");
+        }
+        for (const auto& row : rows) {
+            const bool wide = arguments.max_difference &&
+                              100 * std::abs(row.difference) > *arguments.max_difference;
+            if (wide) exit_code = 1;
+            report.push_back({{"task", row.task},
+                              {"items", row.items},
+                              {"against", row.base},
+                              {"model", row.model},
+                              {"difference", row.difference},
+                              {"band", row.band}});
+            if (arguments.json) continue;
+            fmt::print("{:<16}{:>7}{:>9.2f}%{:>9.2f}%   {:+.2f} ± {:.2f}{}\n", row.task, row.items,
+                       100 * row.base, 100 * row.model, 100 * row.difference, 100 * row.band,
+                       wide ? "   too wide" : "");
+        }
+    }
+    if (arguments.json) fmt::print("{}\n", report.dump(2));
+    return exit_code;
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, int& exit_code) {
+    auto* command =
+        app.add_subcommand("eval", "Accuracy on fixed tasks, alone or against another model");
+    auto arguments = std::make_shared<EvalArguments>();
+    command->add_option("model", arguments->model, "Model folder (default: the embedded nano)");
+    command->add_option("--items", arguments->items, "JSON lines of items, plain or zstd")
+        ->required();
+    command->add_option("--against", arguments->against,
+                        "Second model folder: prints the paired difference MODEL - AGAINST");
+    command->add_option("--task", arguments->tasks, "Only this task (repeatable)");
+    command->add_option("--limit", arguments->limit, "At most this many items a task");
+    command->add_option("--streams", arguments->run.streams, "Requests in flight")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    command->add_option("--max-tokens", arguments->run.max_tokens, "Tokens of a reply at most")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    command->add_option("--max-difference", arguments->max_difference,
+                        "With --against: exit 1 when a task differs by more points than this");
+    command->add_option("--threads", arguments->load.threads,
+                        "Compute threads (default: one a core)");
+    command->add_flag("--json", arguments->json, "Print JSON");
+    command->footer(
+        "Example: percheron eval --items bench/nano_tasks/items.jsonl.zst --limit 50\n"
+        "Greedy decoding; a reply counts when its text after the reasoning is the wanted one.");
+    command->callback([arguments, &exit_code] {
+        const auto result = run(*arguments);
+        if (!result.ok()) {
+            fmt::print(stderr, "percheron eval: {}\n", result.error().message());
+            exit_code = 1;
+            return;
+        }
+        exit_code = *result;
+    });
+}
+
+}  // namespace percheron::apps
