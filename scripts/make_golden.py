@@ -2,14 +2,19 @@
 """Golden numbers of a checkpoint, from the Hugging Face implementation in fp32 on a CPU.
 
   make_golden.py random NAME OUT      a small random checkpoint (see CHECKPOINTS) and its goldens
-  make_golden.py of MODEL OUT [--ids FILE.json] [--greedy N]
-                                      goldens of an existing checkpoint; FILE holds {"name": [ids]}
+  make_golden.py of MODEL OUT --ids FILE.json [--greedy N] [--small]
+                                      goldens of an existing checkpoint; FILE holds {"name": [ids]};
+                                      W4A16 and FP8 weights are widened to fp32 first, here;
+                                      --small keeps few whole rows of logits and no layers or states
 
 Needs torch and transformers >= 5.17 with models/glm5_next (pip install torch transformers).
 OUT/golden.safetensors then holds, for every prompt:
 
   NAME.ids                   the prompt
-  NAME.f32.logits            [T, vocabulary] at every position
+  NAME.f32.logits            [T, vocabulary] at every position, or at those in
+  NAME.f32.logit_rows        [m] when it is there
+  NAME.f32.top4_ids          [T, 4] largest logits (with logit_rows), and
+  NAME.f32.top4_logits       [T, 4] their values
   NAME.f32.layers            [layers, T, hidden] output of every layer, averaged over the streams
   NAME.f32.hidden            [T, hidden] after the final norm
   NAME.f32.greedy            greedy continuation, computed token by token with a cache
@@ -23,12 +28,14 @@ The numbers come from another implementation than this repository's and stay tha
 never made from our own output.
 """
 import argparse
+import glob
 import json
 import os
+import tempfile
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 K, S = "linear_attention", "deepseek_sparse_attention"
 
@@ -173,6 +180,45 @@ def write_checkpoint(c, out):
     save_file(random_tensors(c), os.path.join(out, "model.safetensors"), {"format": "pt"})
 
 
+def widened(stored):
+    """Quantised tensors as fp32 matrices under their plain names, everything else as it is.
+
+    pack-quantized: eight codes an int32, lowest bits first, (code - 8) * scale of 128 inputs.
+    FP8: value * scale of its 128 x 128 block.
+    """
+    plain = {}
+    for name, tensor in stored.items():
+        if name.endswith("_packed"):
+            stem = name[:-len("_packed")]
+            n, k = stored[stem + "_shape"].tolist()
+            codes = torch.stack([(tensor >> (4 * i)) & 15 for i in range(8)], -1).view(n, k)
+            scale = stored[stem + "_scale"].float().repeat_interleave(128, 1)[:, :k]
+            plain[stem] = (codes.float() - 8.0) * scale
+        elif name + "_scale_inv" in stored:
+            n, k = tensor.shape
+            scale = stored[name + "_scale_inv"]
+            scale = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+            plain[name] = tensor.float() * scale
+        elif not name.endswith(("_scale_inv", "weight_scale", "weight_shape")):
+            plain[name] = tensor
+    return plain
+
+
+def plain_twin(path, out):
+    """Writes the checkpoint at `path` without quantised tensors; returns `out`."""
+    stored = {}
+    for shard in sorted(glob.glob(os.path.join(path, "*.safetensors"))):
+        stored.update(load_file(shard))
+    save_file(widened(stored), os.path.join(out, "model.safetensors"), {"format": "pt"})
+    with open(os.path.join(path, "config.json")) as f:
+        config = json.load(f)
+    for part in (config, config.get("text_config", {})):
+        part.pop("quantization_config", None)
+    with open(os.path.join(out, "config.json"), "w") as f:
+        json.dump(config, f)
+    return out
+
+
 def load(path):
     from transformers import Glm5NextForConditionalGeneration
     model = Glm5NextForConditionalGeneration.from_pretrained(
@@ -218,8 +264,9 @@ class IndexerScores:
             yield mask.to(torch.uint8), lowest - best
 
 
-def golden_of(model, prompts, greedy, states=None):
-    """`states`: the prompts whose layer outputs and KDA states are stored, None for all."""
+def golden_of(model, prompts, greedy, states=None, logit_rows=None):
+    """`states`: the prompts whose layer outputs and KDA states are stored, None for all.
+    `logit_rows`: how many whole rows of logits are stored, None for all."""
     text = model.model.language_model
     kinds = text.config.layer_types
     tensors = {}
@@ -234,7 +281,17 @@ def golden_of(model, prompts, greedy, states=None):
         for hook in hooks:
             hook.remove()
         tensors[f"{name}.ids"] = torch.tensor(ids, dtype=torch.int32)
-        tensors[f"{name}.f32.logits"] = out.logits[0].float()
+        logits = out.logits[0].float()
+        if logit_rows is not None:
+            # Spread over the prompt, the last position included.
+            count = min(logit_rows, len(ids))
+            rows = [(len(ids) * (i + 1)) // count - 1 for i in range(count)]
+            top = logits.topk(4, -1)
+            tensors[f"{name}.f32.top4_ids"] = top.indices.to(torch.int32)
+            tensors[f"{name}.f32.top4_logits"] = top.values
+            tensors[f"{name}.f32.logit_rows"] = torch.tensor(rows, dtype=torch.int32)
+            logits = logits[rows]
+        tensors[f"{name}.f32.logits"] = logits
         if states is None or name in states:
             tensors[f"{name}.f32.layers"] = torch.stack(outputs)
             tensors[f"{name}.f32.hidden"] = out.hidden_states[-1][0]
@@ -274,6 +331,7 @@ def main():
     of.add_argument("out")
     of.add_argument("--ids", required=True)
     of.add_argument("--greedy", type=int, default=0)
+    of.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
 
     if arguments.command == "random":
@@ -283,14 +341,17 @@ def main():
         # Ids below 8 mean padding, pictures and ends.
         prompts = {f"text{n}": torch.randint(8, c["vocab"], (n,), generator=rng).tolist()
                    for n in c["lengths"]}
-        model, greedy = load(arguments.out), c["greedy"]
+        model, greedy, logit_rows = load(arguments.out), c["greedy"], None
         states = [name for name in prompts if name in ("text133", "text127")]
         model.generation_config.eos_token_id = None
     else:
         with open(arguments.ids) as f:
             prompts = json.load(f)
-        model, greedy, states = load(arguments.model), arguments.greedy, None
-    tensors = golden_of(model, prompts, greedy, states)
+        with tempfile.TemporaryDirectory() as twin:
+            model = load(plain_twin(arguments.model, twin))
+        greedy = arguments.greedy
+        states, logit_rows = ([], 8) if arguments.small else (None, None)
+    tensors = golden_of(model, prompts, greedy, states, logit_rows)
     os.makedirs(arguments.out, exist_ok=True)
     import transformers
     save_file(tensors, os.path.join(arguments.out, "golden.safetensors"),

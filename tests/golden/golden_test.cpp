@@ -1,4 +1,5 @@
-// The random checkpoints of tests/data against the Hugging Face implementation's numbers.
+// Small random checkpoints and the embedded model against the Hugging Face implementation's
+// numbers.
 #include <filesystem>
 #include <memory>
 #include <tuple>
@@ -17,23 +18,37 @@ struct Case {
     std::size_t chunk;  // prefill positions a step
 };
 
+namespace fs = std::filesystem;
+const fs::path source = PERCHERON_SOURCE_DIR;
+
+// Fails with a sentence for every figure that is short.
+void check_folders(const fs::path& model, const fs::path& numbers, std::size_t chunk,
+                   ops::Backend& backend, GoldenFigures& figures) {
+    auto checkpoint = checkpoint::Checkpoint::open(model);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+    const auto golden = GoldenFile::open(numbers);
+    ASSERT_TRUE(golden.ok()) << golden.error().message();
+    GoldenOptions options;
+    options.chunk = chunk;
+    const auto found = check_golden(**checkpoint, backend, *golden, options);
+    ASSERT_TRUE(found.ok()) << found.error().message();
+    figures = *found;
+    for (const std::string& sentence : shortcomings(figures, backend.arithmetic())) {
+        ADD_FAILURE() << sentence << "\n" << figures.to_string();
+    }
+}
+
+std::unique_ptr<ops::Backend> cpu_backend(ops::Arithmetic arithmetic) {
+    ops::CpuBackendOptions options;
+    options.arithmetic = arithmetic;
+    return ops::make_cpu_backend(options).value();
+}
+
 class GoldenTest : public testing::TestWithParam<Case> {
   protected:
     void check(ops::Backend& backend, GoldenFigures& figures) {
-        const auto folder =
-            std::filesystem::path(PERCHERON_SOURCE_DIR) / "tests/data" / GetParam().checkpoint;
-        auto checkpoint = checkpoint::Checkpoint::open(folder);
-        ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
-        const auto golden = GoldenFile::open(folder);
-        ASSERT_TRUE(golden.ok()) << golden.error().message();
-        GoldenOptions options;
-        options.chunk = GetParam().chunk;
-        const auto found = check_golden(**checkpoint, backend, *golden, options);
-        ASSERT_TRUE(found.ok()) << found.error().message();
-        figures = *found;
-        for (const std::string& sentence : shortcomings(figures, backend.arithmetic())) {
-            ADD_FAILURE() << sentence << "\n" << figures.to_string();
-        }
+        const fs::path folder = source / "tests/data" / GetParam().checkpoint;
+        check_folders(folder, folder, GetParam().chunk, backend, figures);
     }
 };
 
@@ -57,14 +72,30 @@ TEST_P(GoldenTest, ReferenceAgreesInFp32) {
 }
 
 TEST_P(GoldenTest, CpuAgreesInFp32) {
-    ops::CpuBackendOptions options;
-    options.arithmetic = ops::Arithmetic::fp32;
-    const auto backend = ops::make_cpu_backend(options);
-    ASSERT_TRUE(backend.ok()) << backend.error().message();
     GoldenFigures figures;
-    check(**backend, figures);
+    check(*cpu_backend(ops::Arithmetic::fp32), figures);
     expect_everything_compared(figures);
 }
+
+// The embedded model: transformers on its weights widened to fp32.
+class EmbeddedModel : public testing::TestWithParam<ops::Arithmetic> {};
+
+TEST_P(EmbeddedModel, AgreesOnTheCpu) {
+    GoldenFigures figures;
+    check_folders(source / "models/nano", source / "tests/data/nano_golden", 256,
+                  *cpu_backend(GetParam()), figures);
+    EXPECT_EQ(figures.prompts, 3u);
+    EXPECT_EQ(figures.positions, 70u + 300u + 340u);
+    EXPECT_EQ(figures.logits.positions, 24u);
+    EXPECT_GT(figures.pools.compared, 1000u);
+    EXPECT_GT(figures.greedy.compared, 40u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, EmbeddedModel,
+                         testing::Values(ops::Arithmetic::standard, ops::Arithmetic::fp32),
+                         [](const auto& info) {
+                             return info.param == ops::Arithmetic::fp32 ? "fp32" : "standard";
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Random, GoldenTest,
                          testing::Values(Case{"random_a", 512}, Case{"random_a", 64},
