@@ -18,4 +18,6 @@ void add_inspect(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
 void add_score(CLI::App& app, int& exit_code);
 
+void add_serve(CLI::App& app, int& exit_code);  // serve.cpp
+
 }  // namespace percheron::apps

@@ -9,7 +9,7 @@
 // Text stays outside: templates, tokenizers, parsers and stop strings belong to the caller, which
 // cancels a choice when the text says so.  Server, chat, bench and eval use only this header.
 //
-// Implementations: in process (src/engine), replay from a file (src/engine/replay), remote ranks.
+// Implementations: in process (src/engine), replay from a file (src/replay), remote ranks.
 #pragma once
 
 #include <chrono>
@@ -37,6 +37,7 @@ inline constexpr std::string_view queue_full = "queue_full";            // code 
 inline constexpr std::string_view shutting_down = "shutting_down";      // code unavailable
 inline constexpr std::string_view engine_dead = "engine_dead";          // code unavailable
 inline constexpr std::string_view numerical_fault = "numerical_fault";  // code internal
+inline constexpr std::string_view replay_exhausted = "replay_exhausted";  // no reply left; not_found
 inline constexpr std::string_view no_token_left = "no_token_left";  // masks leave nothing; internal
 }  // namespace reasons
 
@@ -68,6 +69,7 @@ struct GenerationRequest {
     std::string cache_salt;  // requests with different salts never share cache entries
     int priority = 0;        // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;
+    std::optional<bool> loop_guard;  // absent: the engine's default
     std::string last_message;  // text of the last message; only the replay engine reads it
 };
 
@@ -155,6 +157,9 @@ class EngineEventSink {
     // Called on the engine's thread, once a step; must not block or call back into the engine.
     // The sink may move the content out.
     virtual void on_events(EngineEvents& events) = 0;
+    // True while much of what was delivered is not yet handled.  An engine whose steps cost it
+    // nothing (replay) waits then; one that computes goes on.  Any thread.
+    virtual bool congested() const { return false; }
 };
 
 // What an engine is, fixed after start.

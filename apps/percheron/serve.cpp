@@ -1,0 +1,204 @@
+// percheron serve: loads a model and answers clients until it is told to end.
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "percheron/engine.h"
+
+#include "commands.h"
+#include "core/logging.h"
+#include "replay/replay_engine.h"
+#include "server/server.h"
+
+namespace percheron::apps {
+namespace {
+
+using server::ServedModel;
+using server::Server;
+using server::ServerLog;
+using server::ServerOptions;
+
+struct ServeOptions {
+    std::string model = "models/nano";
+    std::string model_name;
+    std::uint32_t context = 0;  // 0: the model's limit
+    std::uint32_t max_running = 0;
+    std::string replay;
+    std::string log_format = "text";
+    std::uint64_t deadline = 0;
+    std::uint64_t keep_alive = 0;
+    std::string api_key_file;
+    ServerOptions server;
+};
+
+// Thousands of streams need more descriptors than a shell's usual limit.
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::size_t most_connections() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 16384;
+    const std::size_t spare = 64;
+    return limit.rlim_cur > 2 * spare ? std::min<std::size_t>(limit.rlim_cur - spare, 16384) : spare;
+}
+
+// Takes SIGTERM and SIGINT on a thread of its own: the first drains, the second ends at once.
+class SignalWatch {
+  public:
+    SignalWatch() {
+        sigemptyset(&signals_);
+        sigaddset(&signals_, SIGTERM);
+        sigaddset(&signals_, SIGINT);
+        pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    }
+    void begin(Server& server) {
+        std::thread([this, &server] {
+            int signal = 0;
+            sigwait(&signals_, &signal);
+            if (!ready_.load()) std::_Exit(0);
+            server.shut_down();
+            sigwait(&signals_, &signal);
+            std::_Exit(1);
+        }).detach();
+    }
+    void ready() { ready_.store(true); }
+
+  private:
+    sigset_t signals_{};
+    std::atomic<bool> ready_{false};
+};
+
+Result<std::unique_ptr<Engine>> make_engine(const ServeOptions& options, const ServedModel& model,
+                                            const EngineDescription& description) {
+    if (options.replay.empty()) {
+        return Error(ErrorCode::unsupported,
+                     "serving needs --replay FILE: this build has no engine that computes");
+    }
+    PERCHERON_ASSIGN(ReplayScript script,
+                     ReplayScript::load(options.replay, model.format.tokenizer(),
+                                        model.vocabulary));
+    return make_replay_engine(std::move(script), description);
+}
+
+Status serve(ServeOptions options) {
+    const auto started = std::chrono::steady_clock::now();
+    raise_descriptor_limit();
+    SignalWatch signals;
+    ServerLog log(options.log_format == "json" ? server::LogFormat::json : server::LogFormat::text);
+    set_log_sink(&log);
+    options.server.log = &log;
+    options.server.most_connections = most_connections();
+    options.server.api_key_file = options.api_key_file;
+    options.server.keep_alive = std::chrono::seconds(options.keep_alive);
+    if (options.deadline > 0) options.server.deadline = std::chrono::seconds(options.deadline);
+    const std::string host = options.server.host;
+
+    PERCHERON_ASSIGN(const std::unique_ptr<Server> server, Server::listen(options.server));
+    signals.begin(*server);
+    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.model));
+    if (!options.model_name.empty()) model.name = options.model_name;
+
+    EngineDescription description;
+    description.model_name = model.name;
+    description.vocabulary = model.vocabulary;
+    description.context_tokens = options.context > 0 ? options.context : model.context_limit;
+    if (description.context_tokens > model.context_limit) {
+        return Error(ErrorCode::invalid_argument,
+                     "--context " + std::to_string(options.context) + " is more than the model's " +
+                         std::to_string(model.context_limit));
+    }
+    description.max_running = options.max_running > 0 ? options.max_running : 1024;
+    description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
+    description.stop_tokens = model.stop_tokens;
+    PERCHERON_ASSIGN(std::unique_ptr<Engine> engine, make_engine(options, model, description));
+    const EngineDescription served = engine->description();
+    char defaults[160];
+    std::snprintf(defaults, sizeof defaults,
+                  "omitted fields mean temperature=%g top_p=%g top_k=%d min_p=%g "
+                  "repetition_penalty=%g reasoning_effort=%s",
+                  static_cast<double>(model.defaults.temperature),
+                  static_cast<double>(model.defaults.top_p), model.defaults.top_k,
+                  static_cast<double>(model.defaults.min_p),
+                  static_cast<double>(model.defaults.repetition_penalty),
+                  options.server.reasoning_effort.c_str());
+    log_info(defaults);
+    const std::string name = model.name;
+    server->serve(std::move(engine), std::move(model));
+    signals.ready();
+
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    const bool bracketed = host.find(':') != std::string::npos;
+    std::printf("ready http://%s%s%s:%u model=%s context=%u kv_tokens=%llu seconds=%.2f\n",
+                bracketed ? "[" : "", host.c_str(), bracketed ? "]" : "",
+                static_cast<unsigned>(server->port()), name.c_str(),
+                static_cast<unsigned>(served.context_tokens),
+                static_cast<unsigned long long>(served.kv_tokens), seconds);
+    std::fflush(stdout);
+    server->wait();
+    log_info("ended");
+    return {};
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, int& exit_code) {
+    const auto options = std::make_shared<ServeOptions>();
+    CLI::App* command = app.add_subcommand(
+        "serve",
+        "Serve a model over HTTP: OpenAI chat completions, metrics.\n"
+        "Example: percheron serve models/nano --replay replies.jsonl --port 8000");
+    command->add_option("MODEL", options->model, "Model folder")->capture_default_str();
+    command->add_option("--host", options->server.host, "Address to listen on")
+        ->capture_default_str();
+    command->add_option("--port", options->server.port, "Port to listen on; 0 takes any")
+        ->capture_default_str();
+    command->add_option("--model-name", options->model_name,
+                        "Name clients see (default: MODEL's last folder)");
+    command->add_flag("--strict-model", options->server.strict_model,
+                      "Refuse requests for other model names");
+    command->add_option("--context", options->context,
+                        "Tokens of prompt and reply together (default: the model's limit)")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--max-running", options->max_running, "Replies worked on at once")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")
+        ->capture_default_str();
+    command->add_option("--api-key-file", options->api_key_file,
+                        "Keys, one a line (KEY or LABEL KEY); readable by its owner alone");
+    command->add_option("--reasoning-effort", options->server.reasoning_effort,
+                        "For requests that name none")
+        ->check(CLI::IsMember({"low", "high", "max"}))
+        ->capture_default_str();
+    command->add_option("--keepalive", options->keep_alive,
+                        "Seconds of silence before a comment is sent on a stream; 0 = never");
+    command->add_option("--max-body", options->server.max_body, "Largest request body")
+        ->transform(CLI::AsSizeValue(false))
+        ->default_str("64MiB");
+    command->add_option("--deadline", options->deadline,
+                        "Seconds a reply may take when its request sets no deadline_s; 0 = any");
+    command->add_option("--log-format", options->log_format, "Of the log on stderr")
+        ->check(CLI::IsMember({"text", "json"}))
+        ->capture_default_str();
+    command->add_option("--replay", options->replay,
+                        "Take replies from this file instead of the network");
+    command->callback([options, &exit_code] {
+        options->server.version = PERCHERON_VERSION;
+        const Status status = serve(*options);
+        set_log_sink(nullptr);
+        if (status.ok()) return;
+        std::fprintf(stderr, "percheron serve: %s\n", status.error().message().c_str());
+        exit_code = status.error().code() == ErrorCode::invalid_argument ? 2 : 1;
+    });
+}
+
+}  // namespace percheron::apps

@@ -1,0 +1,79 @@
+#include "server/api_error.h"
+
+#include "server/sse.h"
+
+namespace percheron::server {
+namespace {
+
+std::string_view type_of(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 429: return "rate_limit_error";
+        case 500: return "server_error";
+        case 503: return "unavailable_error";
+        default: return "invalid_request_error";
+    }
+}
+
+}  // namespace
+
+std::string error_json(const ApiError& error) {
+    std::string json = R"({"error":{"message":)";
+    append_quoted(json, error.message);
+    json += R"(,"type":)";
+    append_quoted(json, type_of(error.status));
+    json += R"(,"code":)";
+    append_quoted(json, error.code);
+    json += R"(,"param":)";
+    if (error.param.empty()) {
+        json += "null";
+    } else {
+        append_quoted(json, error.param);
+    }
+    json += "}}";
+    return json;
+}
+
+HttpResponse error_response(const ApiError& error) {
+    HttpResponse response;
+    response.status = error.status;
+    response.body = error_json(error);
+    if (error.status == 429) response.headers.push_back({"Retry-After", "1"});
+    if (error.status == 503) response.headers.push_back({"Retry-After", "5"});
+    return response;
+}
+
+ApiError error_of_engine(const Error& error) {
+    ApiError answer;
+    answer.message = error.message();
+    switch (error.code()) {
+        case ErrorCode::invalid_argument:
+            answer.status = 400;
+            answer.code = reasons::invalid_value;
+            break;
+        case ErrorCode::unsupported:
+            answer.status = 400;
+            answer.code = reasons::unsupported_parameter;
+            break;
+        case ErrorCode::out_of_memory:
+            answer.status = 400;
+            answer.code = reasons::context_length_exceeded;
+            break;
+        case ErrorCode::not_found:
+        case ErrorCode::internal:
+            answer.status = 500;
+            answer.code = "internal_error";
+            break;
+        default:
+            answer.status = 503;
+            answer.code = reasons::engine_dead;
+    }
+    if (!error.reason().empty()) answer.code = error.reason();
+    if (error.reason() == reasons::queue_full) answer.status = 429;
+    if (error.reason() == reasons::engine_dead) answer.status = 503;
+    return answer;
+}
+
+}  // namespace percheron::server

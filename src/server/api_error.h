@@ -1,0 +1,41 @@
+// Errors as clients see them: OpenAI's form, with codes that never change.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "percheron/engine.h"
+
+#include "core/status.h"
+#include "server/http_message.h"
+
+namespace percheron::server {
+
+// `code` is one of: invalid_value, invalid_json, invalid_http, unsupported_parameter,
+// context_length_exceeded, request_too_large, vision_unavailable, model_not_found, not_found,
+// method_not_allowed, invalid_api_key, forbidden_origin, request_timeout, client_closed (400, 401,
+// 403, 404, 405, 408, 413, 415, 431); queue_full (429); numerical_fault, no_token_left,
+// replay_exhausted, internal_error (500);
+// engine_dead, starting, shutting_down (503).
+struct ApiError {
+    int status = 400;
+    std::string code = "invalid_value";
+    std::string message;
+    std::string param;  // the request's field it is about; may be empty
+};
+
+// {"error": {"message", "type", "code", "param"}}; param is null when there is none.
+std::string error_json(const ApiError& error);
+HttpResponse error_response(const ApiError& error);
+
+// What an engine's refusal, or the error of a reply that failed, means to a client.
+ApiError error_of_engine(const Error& error);
+
+inline ApiError invalid_value(std::string param, std::string message) {
+    return {400, "invalid_value", std::move(message), std::move(param)};
+}
+inline ApiError unsupported_parameter(std::string param, std::string message) {
+    return {400, "unsupported_parameter", std::move(message), std::move(param)};
+}
+
+}  // namespace percheron::server

@@ -1,0 +1,106 @@
+#include "server/api_service.h"
+
+#include <algorithm>
+
+#include "core/logging.h"
+#include "text/unicode.h"
+
+namespace percheron::server {
+namespace {
+
+constexpr std::size_t longest_request_id = 128;
+
+// The id a client gave, if it can be shown in a header and a log.
+std::string request_id_of(const HttpRequest& request, ServerState& state) {
+    for (const char* name : {"x-request-id", "x-correlation-id"}) {
+        const std::string_view id = request.header(name);
+        const bool shown = !id.empty() && id.size() <= longest_request_id &&
+                           std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
+        if (shown) return std::string(id);
+    }
+    return "req-" + state.make_id();
+}
+
+// A page of another site may not use this server through its visitor's browser.
+bool from_another_origin(const HttpRequest& request) {
+    const std::string_view origin = request.header("Origin");
+    if (origin.empty()) return false;
+    const std::size_t scheme = origin.find("://");
+    if (scheme == std::string_view::npos) return true;
+    const std::string_view host = origin.substr(scheme + 3);
+    return !equal_without_case(host, request.header("Host")) &&
+           !equal_without_case(host, request.header("X-Forwarded-Host"));
+}
+
+}  // namespace
+
+std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
+    const RouteMatch match = find_route(request.method, request.path);
+    const bool open = match.route != nullptr && match.route->open;
+    ApiError error;
+    if (!open && !state_.keys.label_of(request)) {
+        error = {401, "invalid_api_key", "this server needs an API key it knows; send it as "
+                                         "\"Authorization: Bearer KEY\"", ""};
+        HttpResponse response = error_response(error);
+        // A browser asks its user for the key of the page, and sends it with what the page loads.
+        const bool page = match.route != nullptr && match.route->handler == serve_page;
+        response.headers.push_back(
+            {"WWW-Authenticate", page ? "Basic realm=\"percheron\"" : "Bearer"});
+        ++state_.metrics.http_replies[401];
+        return response;
+    }
+    if (from_another_origin(request)) {
+        error = {403, "forbidden_origin", "requests from pages of other sites are not answered", ""};
+    } else if (match.allowed.empty()) {
+        error = {404, "not_found", "there is no route " + with_replacements(request.path), ""};
+    } else if (request.method == "OPTIONS") {
+        HttpResponse response;
+        response.status = 204;
+        response.content_type.clear();
+        response.headers.push_back({"Allow", match.allowed});
+        ++state_.metrics.http_replies[204];
+        return response;
+    } else if (match.route == nullptr) {
+        error = {405, "method_not_allowed",
+                 "the route " + request.path + " knows " + match.allowed, ""};
+    } else if (const auto expect = request.header("Expect");
+               !expect.empty() && !equal_without_case(expect, "100-continue")) {
+        error = {417, "invalid_value", "only \"Expect: 100-continue\" is understood", ""};
+    } else {
+        return std::nullopt;
+    }
+    ++state_.metrics.http_replies[error.status];
+    HttpResponse response = error_response(error);
+    if (error.status == 405) response.headers.push_back({"Allow", match.allowed});
+    return response;
+}
+
+asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
+    const HttpRequest& request = exchange.request();
+    const RouteMatch match = find_route(request.method, request.path);
+    RouteCall call{state_, exchange, request_id_of(request, state_),
+                   state_.keys.label_of(request).value_or(""), {}};
+    if (match.route->path.back() == '/') {
+        call.tail = std::string_view(request.path).substr(match.route->path.size());
+    }
+    exchange.add_header("x-request-id", call.request_id);
+    std::string failure;
+    try {
+        co_await match.route->handler(call);
+    } catch (const std::exception& error) {
+        failure = error.what();
+    }
+    if (!failure.empty()) {
+        log_error("a request failed by an exception: " + failure);
+        exchange.respond(error_response(
+            {500, "internal_error", "the server failed on this request; its log says why", ""}));
+    }
+    ++state_.metrics.http_replies[exchange.status()];
+}
+
+HttpResponse ApiService::fault_response(const HttpFault& fault) {
+    ++state_.metrics.http_replies[fault.status];
+    return error_response({fault.status, fault.code, fault.message, ""});
+}
+
+}  // namespace percheron::server

@@ -1,0 +1,37 @@
+// POST /v1/chat/completions: a body becomes a request that the model and the engine understand, or
+// one error that says what to change.  Runs on a text thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/generation_fields.h"
+#include "server/json_body.h"
+#include "text/chat_prompt.h"
+
+namespace percheron::server {
+
+struct ChatDefaults {
+    GenerationDefaults generation;
+    std::string reasoning_effort = "max";
+};
+
+struct ChatRequest {
+    GenerationFields generation;
+    Json messages;
+    Json tools;                    // functions only; null when none may be called
+    ChatOptions prompt_options;    // its reasoning_effort is the effective level
+    bool parallel_tool_calls = true;
+    std::vector<std::string> unknown_fields;
+};
+
+struct ParsedChat {
+    ChatRequest request;
+    std::optional<ApiError> error;
+};
+
+ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& defaults,
+                              std::uint32_t vocabulary);
+
+}  // namespace percheron::server

@@ -1,0 +1,43 @@
+// The request fields that every generating route shares: sampling, limits, seeds, stops, streaming.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "server/json_body.h"
+
+namespace percheron::server {
+
+// What omitted fields mean; the model's own recommendation and the server's options.
+struct GenerationDefaults {
+    float temperature = 1.0f;
+    float top_p = 1.0f;
+    int top_k = 0;
+    float min_p = 0.0f;
+    float repetition_penalty = 1.0f;
+    std::optional<std::chrono::seconds> deadline;
+};
+
+struct GenerationFields {
+    GenerationRequest request;  // without prompt
+    std::vector<std::string> stop_strings;
+    bool stream = false;
+    bool include_usage = false;
+    bool continuous_usage = false;
+    bool return_token_ids = false;
+    std::string model;
+};
+
+// Reads them from `fields`, whose error() says what is wrong.  `vocabulary` bounds token ids.
+GenerationFields read_generation_fields(FieldReader& fields, const GenerationDefaults& defaults,
+                                        std::uint32_t vocabulary);
+
+// Marks as known what clients send without effect on a reply (user, metadata, store, ...), and
+// refuses what would change a reply and is not done here.
+void settle_foreign_fields(FieldReader& fields);
+
+}  // namespace percheron::server

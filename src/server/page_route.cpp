@@ -1,0 +1,29 @@
+// The web page and what it loads.
+#include "server/page_assets.h"
+#include "server/routes.h"
+
+namespace percheron::server {
+
+asio::awaitable<void> serve_page(RouteCall& call) {
+    const HttpRequest& request = call.exchange.request();
+    const auto asset = find_page_asset(request.path);
+    if (!asset) {
+        call.exchange.respond(
+            error_response({404, "not_found", "the page has no file of this name", ""}));
+        co_return;
+    }
+    HttpResponse response;
+    response.content_type = asset->content_type;
+    for (const PageHeader& field : page_headers) {
+        response.headers.push_back({std::string(field.name), std::string(field.value)});
+    }
+    response.headers.push_back({"ETag", std::string(asset->etag)});
+    if (client_has(*asset, request.header("If-None-Match"))) {
+        response.status = 304;
+    } else {
+        response.body = asset->body;
+    }
+    call.exchange.respond(std::move(response));
+}
+
+}  // namespace percheron::server

@@ -1,0 +1,79 @@
+// One model of a reply for every route: what a reply consists of, and who writes it down.
+//
+// A Reply (reply.h) turns engine events into the calls below; a writer turns them into the bytes of
+// one wire format, streamed or whole.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "percheron/types.h"
+#include "server/api_error.h"
+#include "text/reply_stream.h"
+
+namespace percheron::server {
+
+// Fixed when the request is accepted.
+struct ReplyIdentity {
+    std::string id;            // "chatcmpl-..."
+    std::string model;         // the served name
+    std::uint64_t created = 0;  // Unix seconds
+    std::string reasoning_effort;  // the effective level
+};
+
+struct TokenDetail {
+    TokenId id{};
+    std::optional<EngineEvents::Logprobs> logprobs;
+};
+
+// A piece of the reply with the tokens it took since the piece before.  `tokens` is empty unless
+// the request asked for ids or log-probs.
+struct ReplyPiece {
+    ReplyEvent event;
+    std::vector<TokenDetail> tokens;
+};
+
+struct ChoiceEnd {
+    std::string_view finish_reason;  // stop, length, tool_calls
+    std::string_view stop_reason;    // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
+    std::uint64_t seed = 0;
+    std::vector<TokenDetail> rest;  // tokens that belong to no piece (a stop id, a cut character)
+};
+
+struct ReplyUsage {
+    std::uint32_t prompt_tokens = 0;
+    std::uint32_t cached_tokens = 0;
+    std::uint32_t completion_tokens = 0;  // over all choices
+    std::uint32_t reasoning_tokens = 0;
+    ChoiceStatistics draft;  // its draft_ fields, over all choices; `proposer` empty: none
+};
+
+class ReplyWriter {
+  public:
+    virtual ~ReplyWriter() = default;
+
+    // The engine has begun with the prompt.
+    virtual void begin() = 0;
+    // What one engine step added to one choice.  `usage` is what has been counted so far.
+    virtual void pieces(std::uint32_t choice, std::span<const ReplyPiece> pieces,
+                        const ReplyUsage& usage) = 0;
+    virtual void end_choice(std::uint32_t choice, const ChoiceEnd& end,
+                            const ReplyUsage& usage) = 0;
+    // All choices have ended.
+    virtual void end(const ReplyUsage& usage) = 0;
+    // The reply ends here, without end().
+    virtual void fail(const ApiError& error) = 0;
+    // Nothing has been sent for a while.
+    virtual void keep_alive() {}
+};
+
+// The pieces that routes share.
+void append_usage(std::string& json, const ReplyUsage& usage);
+void append_token_ids(std::string& json, std::span<const TokenDetail> tokens);
+
+}  // namespace percheron::server

@@ -1,0 +1,49 @@
+#include "server/routes.h"
+
+#include <array>
+
+namespace percheron::server {
+namespace {
+
+constexpr std::array<Route, 14> routes{{
+    {"GET", "/health", serve_health, true},
+    {"GET", "/v1/models", serve_models},
+    {"GET", "/models", serve_models},
+    {"GET", "/v1/models/", serve_model},
+    {"GET", "/metrics", serve_metrics},
+    {"GET", "/status", serve_status},
+    {"GET", "/version", serve_version},
+    {"GET", "/tokenizer_info", serve_tokenizer_info},
+    {"POST", "/tokenize", serve_tokenize},
+    {"POST", "/detokenize", serve_detokenize},
+    {"POST", "/v1/chat/completions", serve_chat},
+    {"POST", "/chat/completions", serve_chat},
+    {"GET", "/", serve_page},
+    {"GET", "/assets/", serve_page},
+}};
+
+bool answers(const Route& route, std::string_view path) {
+    if (route.path.size() > 1 && route.path.back() == '/') {
+        return path.size() > route.path.size() && path.substr(0, route.path.size()) == route.path;
+    }
+    return path == route.path;
+}
+
+}  // namespace
+
+RouteMatch find_route(std::string_view method, std::string_view path) {
+    RouteMatch match;
+    if (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+    for (const Route& route : routes) {
+        if (!answers(route, path)) continue;
+        if (!match.allowed.empty()) match.allowed += ", ";
+        match.allowed += route.method == "GET" ? "GET, HEAD" : std::string(route.method);
+        if (method == route.method || (method == "HEAD" && route.method == "GET")) {
+            match.route = &route;
+        }
+    }
+    if (!match.allowed.empty()) match.allowed += ", OPTIONS";
+    return match;
+}
+
+}  // namespace percheron::server

@@ -1,0 +1,53 @@
+// Every route of the server: what is answered where, and by whom.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "server/connection.h"
+#include "server/server_state.h"
+
+namespace percheron::server {
+
+// One request on its way through a route.
+struct RouteCall {
+    ServerState& state;
+    HttpExchange& exchange;
+    std::string request_id;  // the client's x-request-id, or a new one
+    std::string key_label;
+    std::string_view tail;   // of a prefix route: what follows the prefix
+};
+
+using RouteHandler = asio::awaitable<void> (*)(RouteCall&);
+
+struct Route {
+    std::string_view method;  // GET routes answer HEAD too
+    std::string_view path;    // ends with '/': everything below
+    RouteHandler handler;
+    bool open = false;        // without a key; liveness alone
+};
+
+// The route of a path, and whether the path exists with other methods.
+struct RouteMatch {
+    const Route* route = nullptr;
+    std::string allowed;  // the methods the path knows, "GET, HEAD"; empty: no such path
+};
+RouteMatch find_route(std::string_view method, std::string_view path);
+
+// info_routes.cpp
+asio::awaitable<void> serve_health(RouteCall& call);
+asio::awaitable<void> serve_models(RouteCall& call);
+asio::awaitable<void> serve_model(RouteCall& call);
+asio::awaitable<void> serve_metrics(RouteCall& call);
+asio::awaitable<void> serve_status(RouteCall& call);
+asio::awaitable<void> serve_version(RouteCall& call);
+// tokenize_routes.cpp
+asio::awaitable<void> serve_tokenize(RouteCall& call);
+asio::awaitable<void> serve_detokenize(RouteCall& call);
+asio::awaitable<void> serve_tokenizer_info(RouteCall& call);
+// page_route.cpp
+asio::awaitable<void> serve_page(RouteCall& call);
+// chat_route.cpp
+asio::awaitable<void> serve_chat(RouteCall& call);
+
+}  // namespace percheron::server

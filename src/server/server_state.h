@@ -1,0 +1,65 @@
+// What the routes share.  All of it belongs to the I/O thread once the server runs, but the text
+// threads may read `model`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "server/asio.h"
+#include "server/connection.h"
+#include "server/engine_link.h"
+#include "server/key_ring.h"
+#include "server/metrics.h"
+#include "server/served_model.h"
+#include "server/server.h"
+
+namespace percheron::server {
+
+struct ServerState {
+    explicit ServerState(ServerOptions options)
+        : options(std::move(options)),
+          text_threads(std::max(1u, this->options.text_threads)),
+          link(io.get_executor()) {}
+
+    ServerOptions options;
+    asio::io_context io{1};
+    asio::thread_pool text_threads;
+    EngineLink link;
+    Metrics metrics;
+    KeyRing keys;
+    std::unique_ptr<const ServedModel> model;  // null until the server is ready
+    std::unique_ptr<Engine> engine;
+    bool draining = false;
+
+    // Why a generating request cannot be taken now, if so.
+    std::optional<ApiError> unavailable() const;
+    // A new id for a request: 24 hex digits.
+    std::string make_id();
+    // Says once for each name that a field was ignored.
+    void note_unknown_fields(std::string_view route, const std::vector<std::string>& names);
+    void log_line(LogLevel level, std::string_view message, const std::vector<LogField>& fields);
+
+  private:
+    std::mt19937_64 ids_{std::random_device{}()};
+    std::set<std::string> noted_fields_;
+};
+
+// Runs `work` on a text thread; the coroutine goes on where it was.  `work` must not throw.
+template <class Work>
+asio::awaitable<void> on_text_thread(ServerState& state, Work work) {
+    co_await asio::co_spawn(
+        state.text_threads.get_executor(),
+        [](Work task) -> asio::awaitable<void> {
+            task();
+            co_return;
+        }(std::move(work)),
+        asio::use_awaitable);
+}
+
+}  // namespace percheron::server

@@ -1,0 +1,118 @@
+// Text to ids and back, for harnesses that count tokens with the server's own tokenizer.
+#include "server/api_error.h"
+#include "server/json_body.h"
+#include "server/routes.h"
+
+namespace percheron::server {
+namespace {
+
+constexpr std::size_t longest_text = 64 * 1024 * 1024;
+
+// What a text thread leaves behind.
+struct Outcome {
+    std::optional<ApiError> error;
+    std::string json;
+};
+
+Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_view body) {
+    JsonBody json = parse_json_object(body);
+    if (json.error) return {json.error, ""};
+    FieldReader fields(json.object);
+    std::vector<TokenId> ids;
+    if (fields.find("messages") != nullptr) {
+        ChatOptions options;
+        options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
+        const Json* tools = fields.find("tools");
+        if (fields.error()) return {fields.error(), ""};
+        auto prompt = model.format.render(*fields.find("messages"), tools ? *tools : Json(), options);
+        if (!prompt.ok()) return {invalid_value("messages", prompt.error().message()), ""};
+        ids = std::move(prompt->ids);
+    } else {
+        const auto text = fields.text("prompt", longest_text);
+        // The tokenizer adds no tokens of its own, so there are none to leave out.
+        fields.boolean("add_special_tokens");
+        if (!text) fields.fail(invalid_value("prompt", "prompt must be a string"));
+        if (fields.error()) return {fields.error(), ""};
+        ids = model.format.tokenizer().encode_trusted(*text);
+    }
+    Json tokens = Json::array();
+    for (const TokenId id : ids) tokens.push_back(to_int(id));
+    const Json reply{{"count", ids.size()}, {"max_model_len", context}, {"tokens", tokens}};
+    return {std::nullopt, reply.dump()};
+}
+
+Outcome detokenize(const ServedModel& model, std::string_view body) {
+    JsonBody json = parse_json_object(body);
+    if (json.error) return {json.error, ""};
+    FieldReader fields(json.object);
+    const Json* tokens = fields.find("tokens");
+    const std::string wrong = "tokens must be a list of token ids below " +
+                              std::to_string(model.vocabulary);
+    if (tokens == nullptr || !tokens->is_array()) return {invalid_value("tokens", wrong), ""};
+    std::vector<TokenId> ids;
+    for (const Json& token : *tokens) {
+        if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= model.vocabulary) {
+            return {invalid_value("tokens", wrong), ""};
+        }
+        ids.push_back(TokenId{token.get<std::int32_t>()});
+    }
+    return {std::nullopt, Json{{"prompt", model.format.tokenizer().decode(ids)}}.dump()};
+}
+
+void respond(HttpExchange& exchange, Outcome outcome) {
+    if (outcome.error) {
+        exchange.respond(error_response(*outcome.error));
+        return;
+    }
+    HttpResponse response;
+    response.body = std::move(outcome.json);
+    exchange.respond(std::move(response));
+}
+
+}  // namespace
+
+asio::awaitable<void> serve_tokenize(RouteCall& call) {
+    if (const auto error = call.state.unavailable()) {
+        call.exchange.respond(error_response(*error));
+        co_return;
+    }
+    Outcome outcome;
+    const ServedModel& model = *call.state.model;
+    const std::uint32_t context = call.state.engine->description().context_tokens;
+    const std::string& body = call.exchange.request().body;
+    co_await on_text_thread(call.state, [&] { outcome = tokenize(model, context, body); });
+    respond(call.exchange, std::move(outcome));
+}
+
+asio::awaitable<void> serve_detokenize(RouteCall& call) {
+    if (const auto error = call.state.unavailable()) {
+        call.exchange.respond(error_response(*error));
+        co_return;
+    }
+    Outcome outcome;
+    const ServedModel& model = *call.state.model;
+    const std::string& body = call.exchange.request().body;
+    co_await on_text_thread(call.state, [&] { outcome = detokenize(model, body); });
+    respond(call.exchange, std::move(outcome));
+}
+
+asio::awaitable<void> serve_tokenizer_info(RouteCall& call) {
+    if (const auto error = call.state.unavailable()) {
+        call.exchange.respond(error_response(*error));
+        co_return;
+    }
+    const ServedModel& model = *call.state.model;
+    const Tokenizer& tokenizer = model.format.tokenizer();
+    const std::string end(
+        model.stop_tokens.empty() ? "" : tokenizer.bytes_of(model.stop_tokens.front()));
+    HttpResponse response;
+    response.body = Json{{"tokenizer_class", "byte_level_bpe"},
+                         {"eos_token", end},
+                         {"bos_token", nullptr},
+                         {"pad_token", end},
+                         {"chat_template", model.chat_template}}
+                        .dump(-1, ' ', false, Json::error_handler_t::replace);
+    call.exchange.respond(std::move(response));
+}
+
+}  // namespace percheron::server
