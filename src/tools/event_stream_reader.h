@@ -1,0 +1,44 @@
+// Reads one HTTP reply with server-sent events as its bytes come: chunk framing, events, and of
+// each event the text it adds.  For the load client: no copies but of an unfinished tail.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace percheron::tools {
+
+class EventStreamReader {
+  public:
+    enum class State { head, body, ended, broken };
+
+    // Takes all of `bytes`; returns how many events with text were completed.
+    std::uint32_t feed(std::string_view bytes);
+
+    State state() const { return state_; }
+    int status() const { return status_; }
+    const std::string& content() const { return content_; }    // answer text so far
+    const std::string& problem() const { return problem_; }    // when broken, or an error event
+    std::uint64_t completion_tokens() const { return completion_tokens_; }
+    bool finished() const { return finished_; }  // a finish_reason came
+    bool done() const { return done_; }          // data: [DONE] came
+
+  private:
+    bool read_head();
+    bool read_chunk();
+    void read_events(std::string_view data);
+    void read_event(std::string_view event);
+    void fail(std::string problem);
+
+    State state_ = State::head;
+    int status_ = 0;
+    std::string pending_;
+    std::string content_;
+    std::string problem_;
+    std::uint64_t completion_tokens_ = 0;
+    std::uint32_t text_events_ = 0;
+    bool finished_ = false;
+    bool done_ = false;
+};
+
+}  // namespace percheron::tools
