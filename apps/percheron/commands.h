@@ -19,5 +19,6 @@ void add_quantize(CLI::App& app, int& exit_code);
 void add_score(CLI::App& app, int& exit_code);
 
 void add_serve(CLI::App& app, int& exit_code);  // serve.cpp
+void add_bench(CLI::App& app, int& exit_code);  // bench.cpp
 
 }  // namespace percheron::apps
