@@ -146,7 +146,7 @@ LoadReport summarise(const std::vector<Stream>& streams) {
         first = std::min(first, stream.first);
         last = std::max(last, stream.last);
         waits.push_back(seconds(stream.first - stream.sent) * 1000);
-        const double time = seconds(stream.last - stream.first);
+        const double time = seconds(stream.last - stream.sent);
         if (time > 0) rates.push_back(static_cast<double>(stream.events) / time);
     }
     if (rates.empty()) return report;

@@ -30,7 +30,7 @@ struct LoadReport {
     std::uint64_t events = 0;      // events that carry text
     std::uint64_t tokens = 0;      // by the servers' usage
     double seconds = 0;            // from the first event of any stream to the last
-    double slowest_of_mean = 0;    // rate of the slowest stream over the mean rate
+    double slowest_of_mean = 0;    // slowest rate over the mean of rates, each from request to end
     double events_per_second = 0;
     double tokens_per_second = 0;
     double time_to_first_event_ms[3] = {0, 0, 0};  // median, 90 %, 99 %

@@ -19,8 +19,9 @@ void append_string(std::string_view text, std::string& target) {
     }
     std::size_t end = 0;
     while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
-    const auto value =
-        nlohmann::json::parse("\"" + std::string(text.substr(0, end)) + "\"", nullptr, false);
+    std::string quoted(1, '"');
+    quoted.append(text, 0, end).push_back('"');
+    const auto value = nlohmann::json::parse(quoted, nullptr, false);
     if (value.is_string()) target += value.get_ref<const std::string&>();
 }
 
