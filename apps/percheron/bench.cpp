@@ -1,13 +1,12 @@
 // percheron bench: measurements that print their figure beside the limit it must reach.
-#include <unistd.h>
-
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "commands.h"
 #include "tools/bench_load.h"

@@ -1,12 +1,12 @@
 // percheron serve: loads a model and answers clients until it is told to end.
-#include <pthread.h>
-#include <sys/resource.h>
-
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+
+#include <CLI/CLI.hpp>
+#include <pthread.h>
+#include <sys/resource.h>
 
 #include "percheron/engine.h"
 
@@ -14,6 +14,8 @@
 #include "core/logging.h"
 #include "replay/replay_engine.h"
 #include "server/server.h"
+#include "tools/load_engine.h"
+#include "tools/model_path.h"
 
 namespace percheron::apps {
 namespace {
@@ -24,11 +26,10 @@ using server::ServerLog;
 using server::ServerOptions;
 
 struct ServeOptions {
-    std::string model = "models/nano";
-    std::string model_name;
-    std::uint32_t context = 0;  // 0: the model's limit
-    std::uint32_t max_running = 0;
+    std::string model;
     std::string replay;
+    tools::LoadOptions load;
+    std::uint64_t kv_memory = 0;  // 0: planned
     std::string log_format = "text";
     std::uint64_t deadline = 0;
     std::uint64_t keep_alive = 0;
@@ -48,7 +49,8 @@ std::size_t most_connections() {
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 16384;
     const std::size_t spare = 64;
-    return limit.rlim_cur > 2 * spare ? std::min<std::size_t>(limit.rlim_cur - spare, 16384) : spare;
+    return limit.rlim_cur > 2 * spare ? std::min<std::size_t>(limit.rlim_cur - spare, 16384)
+                                      : spare;
 }
 
 // Takes SIGTERM and SIGINT on a thread of its own: the first drains, the second ends at once.
@@ -77,16 +79,53 @@ class SignalWatch {
     std::atomic<bool> ready_{false};
 };
 
-Result<std::unique_ptr<Engine>> make_engine(const ServeOptions& options, const ServedModel& model,
-                                            const EngineDescription& description) {
-    if (options.replay.empty()) {
-        return Error(ErrorCode::unsupported,
-                     "serving needs --replay FILE: this build has no engine that computes");
+// A replay stands in for the network: the same limits, no weights.
+Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const ServedModel& model) {
+    EngineDescription description;
+    description.model_name = model.name;
+    description.vocabulary = model.vocabulary;
+    description.context_tokens = options.load.context.value_or(model.context_limit);
+    if (description.context_tokens > model.context_limit) {
+        return Error(ErrorCode::invalid_argument,
+                     "--context " + std::to_string(description.context_tokens) +
+                         " is more than the model's " + std::to_string(model.context_limit));
     }
-    PERCHERON_ASSIGN(ReplayScript script,
-                     ReplayScript::load(options.replay, model.format.tokenizer(),
-                                        model.vocabulary));
+    if (options.load.thinking_budget || options.kv_memory > 0) {
+        return Error(
+            ErrorCode::invalid_argument,
+            "--thinking-budget and --kv-memory mean nothing with --replay; leave them out");
+    }
+    description.max_running = options.load.max_running.value_or(1024);
+    description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
+    description.stop_tokens = model.stop_tokens;
+    PERCHERON_ASSIGN(
+        ReplayScript script,
+        ReplayScript::load(options.replay, model.format.tokenizer(), model.vocabulary));
     return make_replay_engine(std::move(script), description);
+}
+
+// Says what omitted request fields mean.
+void log_defaults(const ServedModel& model, const std::string& reasoning_effort) {
+    char line[200];
+    std::snprintf(line, sizeof line,
+                  "omitted fields mean temperature=%g top_p=%g top_k=%d min_p=%g "
+                  "repetition_penalty=%g reasoning_effort=%s",
+                  static_cast<double>(model.defaults.temperature),
+                  static_cast<double>(model.defaults.top_p), model.defaults.top_k,
+                  static_cast<double>(model.defaults.min_p),
+                  static_cast<double>(model.defaults.repetition_penalty), reasoning_effort.c_str());
+    log_info(line);
+}
+
+void print_ready(const std::string& host, const Server& server, const EngineDescription& engine,
+                 double seconds) {
+    const bool bracketed = host.find(':') != std::string::npos;
+    std::printf("ready http://%s%s%s:%u model=%s context=%u kv_tokens=%llu seconds=%.2f\n",
+                bracketed ? "[" : "", host.c_str(), bracketed ? "]" : "",
+                static_cast<unsigned>(server.port()), engine.model_name.c_str(),
+                static_cast<unsigned>(engine.context_tokens),
+                static_cast<unsigned long long>(engine.kv_tokens), seconds);
+    std::fflush(stdout);
 }
 
 Status serve(ServeOptions options) {
@@ -104,46 +143,24 @@ Status serve(ServeOptions options) {
 
     PERCHERON_ASSIGN(const std::unique_ptr<Server> server, Server::listen(options.server));
     signals.begin(*server);
-    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.model));
-    if (!options.model_name.empty()) model.name = options.model_name;
+    PERCHERON_ASSIGN(options.load.folder, tools::resolve_model(options.model));
+    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.load.folder));
+    if (!options.load.model_name.empty()) model.name = options.load.model_name;
+    options.load.model_name = model.name;
+    if (options.kv_memory > 0) options.load.kv_memory = options.kv_memory;
+    // The server refuses what is too much for the queue before the engine sees it.
+    options.load.max_queued = options.server.max_queued;
 
-    EngineDescription description;
-    description.model_name = model.name;
-    description.vocabulary = model.vocabulary;
-    description.context_tokens = options.context > 0 ? options.context : model.context_limit;
-    if (description.context_tokens > model.context_limit) {
-        return Error(ErrorCode::invalid_argument,
-                     "--context " + std::to_string(options.context) + " is more than the model's " +
-                         std::to_string(model.context_limit));
-    }
-    description.max_running = options.max_running > 0 ? options.max_running : 1024;
-    description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
-    description.stop_tokens = model.stop_tokens;
-    PERCHERON_ASSIGN(std::unique_ptr<Engine> engine, make_engine(options, model, description));
-    const EngineDescription served = engine->description();
-    char defaults[160];
-    std::snprintf(defaults, sizeof defaults,
-                  "omitted fields mean temperature=%g top_p=%g top_k=%d min_p=%g "
-                  "repetition_penalty=%g reasoning_effort=%s",
-                  static_cast<double>(model.defaults.temperature),
-                  static_cast<double>(model.defaults.top_p), model.defaults.top_k,
-                  static_cast<double>(model.defaults.min_p),
-                  static_cast<double>(model.defaults.repetition_penalty),
-                  options.server.reasoning_effort.c_str());
-    log_info(defaults);
-    const std::string name = model.name;
-    server->serve(std::move(engine), std::move(model));
+    auto engine = options.replay.empty()
+                      ? tools::load_engine(options.load, model.format.tokenizer())
+                      : make_replay(options, model);
+    if (!engine.ok()) return engine.error();
+    const EngineDescription description = (*engine)->description();
+    log_defaults(model, options.server.reasoning_effort);
+    server->serve(std::move(*engine), std::move(model));
     signals.ready();
-
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    const bool bracketed = host.find(':') != std::string::npos;
-    std::printf("ready http://%s%s%s:%u model=%s context=%u kv_tokens=%llu seconds=%.2f\n",
-                bracketed ? "[" : "", host.c_str(), bracketed ? "]" : "",
-                static_cast<unsigned>(server->port()), name.c_str(),
-                static_cast<unsigned>(served.context_tokens),
-                static_cast<unsigned long long>(served.kv_tokens), seconds);
-    std::fflush(stdout);
+    const auto now = std::chrono::steady_clock::now();
+    print_ready(host, *server, description, std::chrono::duration<double>(now - started).count());
     server->wait();
     log_info("ended");
     return {};
@@ -155,28 +172,50 @@ void add_serve(CLI::App& app, int& exit_code) {
     const auto options = std::make_shared<ServeOptions>();
     CLI::App* command = app.add_subcommand(
         "serve",
-        "Serve a model over HTTP: OpenAI chat completions, metrics.\n"
-        "Example: percheron serve models/nano --replay replies.jsonl --port 8000");
-    command->add_option("MODEL", options->model, "Model folder")->capture_default_str();
+        "Serve a model over HTTP: OpenAI chat completions, metrics, web page.\n"
+        "Example: percheron serve models/nano --port 8000 --api-key-file keys.txt");
+    command->add_option("MODEL", options->model,
+                        "Model folder or name (default: the embedded nano)");
     command->add_option("--host", options->server.host, "Address to listen on")
         ->capture_default_str();
     command->add_option("--port", options->server.port, "Port to listen on; 0 takes any")
         ->capture_default_str();
-    command->add_option("--model-name", options->model_name,
+    command->add_option("--model-name", options->load.model_name,
                         "Name clients see (default: MODEL's last folder)");
     command->add_flag("--strict-model", options->server.strict_model,
                       "Refuse requests for other model names");
-    command->add_option("--context", options->context,
-                        "Tokens of prompt and reply together (default: the model's limit)")
+    command->add_option("--device", options->load.device, "Where the network is computed")
+        ->check(CLI::IsMember({"auto", "cpu"}))
+        ->capture_default_str();
+    command->add_option("--threads", options->load.threads,
+                        "Threads of the CPU backend (default: as many as may run)");
+    command
+        ->add_option("--context", options->load.context,
+                     "Tokens of prompt and reply together (default: what the model and memory "
+                     "allow)")
         ->check(CLI::PositiveNumber);
-    command->add_option("--max-running", options->max_running, "Replies worked on at once")
+    command
+        ->add_option("--kv-memory", options->kv_memory,
+                     "Memory of pages and state, as 512MiB (default: planned)")
+        ->transform(CLI::AsSizeValue(false));
+    command->add_option("--kv-dtype", options->load.kv_dtype, "Element type of the cache")
+        ->check(CLI::IsMember({"auto", "bf16"}))
+        ->capture_default_str();
+    command->add_option("--seed", options->load.seed,
+                        "Of the seeds given to requests that name none");
+    command->add_option("--max-running", options->load.max_running, "Replies worked on at once")
+        ->check(CLI::PositiveNumber);
+    command
+        ->add_option("--thinking-budget", options->load.thinking_budget,
+                     "Tokens a reply may think when its request sets no thinking_budget")
         ->check(CLI::PositiveNumber);
     command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")
         ->capture_default_str();
     command->add_option("--api-key-file", options->api_key_file,
                         "Keys, one a line (KEY or LABEL KEY); readable by its owner alone");
-    command->add_option("--reasoning-effort", options->server.reasoning_effort,
-                        "For requests that name none")
+    command
+        ->add_option("--reasoning-effort", options->server.reasoning_effort,
+                     "For requests that name none")
         ->check(CLI::IsMember({"low", "high", "max"}))
         ->capture_default_str();
     command->add_option("--keepalive", options->keep_alive,

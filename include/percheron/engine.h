@@ -69,7 +69,6 @@ struct GenerationRequest {
     std::string cache_salt;  // requests with different salts never share cache entries
     int priority = 0;        // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;
-    std::optional<bool> loop_guard;  // absent: the engine's default
     std::string last_message;  // text of the last message; only the replay engine reads it
 };
 

@@ -38,7 +38,9 @@ struct Choice {
     ChoiceStatistics statistics;
 };
 
-double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+double seconds(Clock::duration duration) {
+    return std::chrono::duration<double>(duration).count();
+}
 
 class ReplayEngine final : public Engine {
   public:
@@ -120,11 +122,6 @@ Result<RequestId> ReplayEngine::submit(GenerationRequest request, EngineEventSin
     if (request.thinking_budget) {
         return Error(ErrorCode::unsupported,
                      "thinking_budget has no meaning for replayed replies; leave it out",
-                     reasons::unsupported_parameter);
-    }
-    if (request.loop_guard.value_or(false)) {
-        return Error(ErrorCode::unsupported,
-                     "loop_guard has no meaning for replayed replies; leave it out",
                      reasons::unsupported_parameter);
     }
     auto replies = script_.take(request.last_message, request.choices);
@@ -212,8 +209,10 @@ void ReplayEngine::take_cancellations() {
                 choice.cancelled = true;
             }
         };
-        for (auto& [priority, choice] : waiting_) mark(*choice);
-        for (auto& choice : running_) mark(*choice);
+        for (auto& [priority, choice] : waiting_)
+            mark(*choice);
+        for (auto& choice : running_)
+            mark(*choice);
     }
     cancellations_.clear();
 }
@@ -263,7 +262,8 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
     const ReplayReply& reply = *choice.reply;
     ChoiceStatistics& statistics = choice.statistics;
     if (choice.next_step < reply.step_ends.size()) {
-        const std::uint32_t first = choice.next_step == 0 ? 0 : reply.step_ends[choice.next_step - 1];
+        const std::uint32_t first =
+            choice.next_step == 0 ? 0 : reply.step_ends[choice.next_step - 1];
         const std::uint32_t last = reply.step_ends[choice.next_step++];
         if (reply.has_draft && choice.parameters->draft) {
             statistics.proposer = "replay";
@@ -272,7 +272,8 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
             statistics.accepted_tokens += reply.accepted_a_step;
             auto& positions = statistics.accepted_per_position;
             if (positions.size() < reply.drafted_a_step) positions.resize(reply.drafted_a_step);
-            for (std::uint32_t i = 0; i < reply.accepted_a_step; ++i) ++positions[i];
+            for (std::uint32_t i = 0; i < reply.accepted_a_step; ++i)
+                ++positions[i];
         }
         const GenerationRequest& parameters = *choice.parameters;
         const auto is_stop = [&](TokenId id) {
@@ -388,7 +389,8 @@ Clock::time_point ReplayEngine::next_wake() const {
         wake = std::min(wake, choice->due);
         consider_deadline(*choice);
     }
-    for (const auto& [priority, choice] : waiting_) consider_deadline(*choice);
+    for (const auto& [priority, choice] : waiting_)
+        consider_deadline(*choice);
     if (!waiting_.empty() && running_.size() < description_.max_running) wake = Clock::now();
     return wake;
 }

@@ -1,12 +1,11 @@
 #include "replay/replay_script.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <fstream>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
+#include <pcre2.h>
 
 namespace percheron {
 namespace {
@@ -52,7 +51,9 @@ struct MatchedReply {
     std::shared_ptr<const ReplayReply> reply;
 };
 
-Error broken(std::string message) { return Error(ErrorCode::corrupt, std::move(message)); }
+Error broken(std::string message) {
+    return Error(ErrorCode::corrupt, std::move(message));
+}
 
 // Absent and null are the same.
 const Json* field(const Json& line, const char* name) {
@@ -74,7 +75,8 @@ class StepReader {
 
     Status append(const Json& element, std::vector<TokenId>& tokens) const {
         if (!element.is_array()) return append_piece(element, tokens);
-        for (const Json& piece : element) PERCHERON_TRY(append_piece(piece, tokens));
+        for (const Json& piece : element)
+            PERCHERON_TRY(append_piece(piece, tokens));
         return {};
     }
 
@@ -103,9 +105,10 @@ class StepReader {
                 return append_bytes(value.get_ref<const std::string&>(), tokens);
             }
         }
-        return broken("a step is a string, a list of ids, {\"plain\": text}, {\"hex\": digits} or "
-                      "a list of these, not " +
-                      piece.dump().substr(0, 80));
+        return broken(
+            "a step is a string, a list of ids, {\"plain\": text}, {\"hex\": digits} or "
+            "a list of these, not " +
+            piece.dump().substr(0, 80));
     }
 
     Status append_bytes(const std::string& digits, std::vector<TokenId>& tokens) const {

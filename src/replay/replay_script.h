@@ -30,7 +30,7 @@ namespace percheron {
 struct ReplayReply {
     enum class End { stop, length, hang, error };
 
-    std::vector<TokenId> tokens;          // of all steps
+    std::vector<TokenId> tokens;           // of all steps
     std::vector<std::uint32_t> step_ends;  // step i is tokens [step_ends[i - 1], step_ends[i])
     End end = End::stop;
     std::chrono::microseconds prefill{0};

@@ -7,13 +7,20 @@ namespace {
 
 std::string_view type_of(int status) {
     switch (status) {
-        case 401: return "authentication_error";
-        case 403: return "permission_error";
-        case 404: return "not_found_error";
-        case 429: return "rate_limit_error";
-        case 500: return "server_error";
-        case 503: return "unavailable_error";
-        default: return "invalid_request_error";
+        case 401:
+            return "authentication_error";
+        case 403:
+            return "permission_error";
+        case 404:
+            return "not_found_error";
+        case 429:
+            return "rate_limit_error";
+        case 500:
+            return "server_error";
+        case 503:
+            return "unavailable_error";
+        default:
+            return "invalid_request_error";
     }
 }
 

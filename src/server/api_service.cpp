@@ -14,8 +14,9 @@ constexpr std::size_t longest_request_id = 128;
 std::string request_id_of(const HttpRequest& request, ServerState& state) {
     for (const char* name : {"x-request-id", "x-correlation-id"}) {
         const std::string_view id = request.header(name);
-        const bool shown = !id.empty() && id.size() <= longest_request_id &&
-                           std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
+        const bool shown =
+            !id.empty() && id.size() <= longest_request_id &&
+            std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
         if (shown) return std::string(id);
     }
     return "req-" + state.make_id();
@@ -39,18 +40,19 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
     const bool open = match.route != nullptr && match.route->open;
     ApiError error;
     if (!open && !state_.keys.label_of(request)) {
-        error = {401, "invalid_api_key", "this server needs an API key it knows; send it as "
-                                         "\"Authorization: Bearer KEY\"", ""};
-        HttpResponse response = error_response(error);
-        // A browser asks its user for the key of the page, and sends it with what the page loads.
+        error = {401, "invalid_api_key",
+                 "this server needs an API key it knows; send it as "
+                 "\"Authorization: Bearer KEY\"",
+                 ""};
         const bool page = match.route != nullptr && match.route->handler == serve_page;
-        response.headers.push_back(
-            {"WWW-Authenticate", page ? "Basic realm=\"percheron\"" : "Bearer"});
+        HttpResponse response = page ? page_for_key() : error_response(error);
+        response.headers.push_back({"WWW-Authenticate", "Bearer"});
         ++state_.metrics.http_replies[401];
         return response;
     }
     if (from_another_origin(request)) {
-        error = {403, "forbidden_origin", "requests from pages of other sites are not answered", ""};
+        error = {403, "forbidden_origin", "requests from pages of other sites are not answered",
+                 ""};
     } else if (match.allowed.empty()) {
         error = {404, "not_found", "there is no route " + with_replacements(request.path), ""};
     } else if (request.method == "OPTIONS") {
@@ -61,8 +63,8 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
         ++state_.metrics.http_replies[204];
         return response;
     } else if (match.route == nullptr) {
-        error = {405, "method_not_allowed",
-                 "the route " + request.path + " knows " + match.allowed, ""};
+        error = {405, "method_not_allowed", "the route " + request.path + " knows " + match.allowed,
+                 ""};
     } else if (const auto expect = request.header("Expect");
                !expect.empty() && !equal_without_case(expect, "100-continue")) {
         error = {417, "invalid_value", "only \"Expect: 100-continue\" is understood", ""};
@@ -78,8 +80,11 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
 asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
     const HttpRequest& request = exchange.request();
     const RouteMatch match = find_route(request.method, request.path);
-    RouteCall call{state_, exchange, request_id_of(request, state_),
-                   state_.keys.label_of(request).value_or(""), {}};
+    RouteCall call{state_,
+                   exchange,
+                   request_id_of(request, state_),
+                   state_.keys.label_of(request).value_or(""),
+                   {}};
     if (match.route->path.back() == '/') {
         call.tail = std::string_view(request.path).substr(match.route->path.size());
     }

@@ -55,8 +55,8 @@ void check_part(const Json& part, const std::string& place, FieldReader& fields)
         check_image(part, place, fields);
     } else if (kind == "video_url" || kind == "video" || kind == "input_audio" ||
                kind == "audio_url" || kind == "file") {
-        fields.fail(unsupported_parameter(place, place + " is of type " + kind +
-                                                     ", which is not supported; send text"));
+        fields.fail(unsupported_parameter(
+            place, place + " is of type " + kind + ", which is not supported; send text"));
     } else if (kind != "tool_reference") {
         fields.fail(invalid_value(place, place + " is of an unknown type"));
     }
@@ -70,12 +70,12 @@ void check_message(const Json& message, const std::string& place, FieldReader& f
         return;
     }
     const auto role = message.find("role");
-    const bool known = role != message.end() && role->is_string() &&
-                       std::find(roles.begin(), roles.end(),
-                                 role->get_ref<const std::string&>()) != roles.end();
+    const bool known =
+        role != message.end() && role->is_string() &&
+        std::find(roles.begin(), roles.end(), role->get_ref<const std::string&>()) != roles.end();
     if (!known) {
-        fields.fail(invalid_value(place + ".role",
-                                  place + ".role must be system, developer, user, assistant or tool"));
+        fields.fail(invalid_value(
+            place + ".role", place + ".role must be system, developer, user, assistant or tool"));
         return;
     }
     const auto content = message.find("content");
@@ -115,8 +115,9 @@ void read_tools(FieldReader& fields, ChatRequest& request) {
             callable = false;
         } else if (*choice == "required" || choice->is_object()) {
             fields.fail(unsupported_parameter(
-                "tool_choice", "tool_choice can be \"auto\" or \"none\"; a forced call is not "
-                               "supported"));
+                "tool_choice",
+                "tool_choice can be \"auto\" or \"none\"; a forced call is not "
+                "supported"));
         } else if (*choice != "auto") {
             fields.fail(invalid_value("tool_choice", "tool_choice must be \"auto\" or \"none\""));
         }
@@ -144,8 +145,8 @@ void read_tools(FieldReader& fields, ChatRequest& request) {
         const auto name = function.is_object() ? function.find("name") : function.end();
         if (!function.is_object() || name == function.end() || !name->is_string() ||
             name->get_ref<const std::string&>().empty()) {
-            fields.fail(invalid_value(place + ".function.name",
-                                      place + ".function.name must be a string"));
+            fields.fail(
+                invalid_value(place + ".function.name", place + ".function.name must be a string"));
             return;
         }
         const auto parameters = function.find("parameters");
@@ -194,12 +195,13 @@ void read_prompt_options(FieldReader& fields, const ChatDefaults& defaults, Chat
         if (given->is_object()) {
             variables = *given;
         } else {
-            fields.fail(invalid_value("chat_template_kwargs",
-                                      "chat_template_kwargs must be an object"));
+            fields.fail(
+                invalid_value("chat_template_kwargs", "chat_template_kwargs must be an object"));
         }
     }
     // The model cannot be kept from thinking, and the split of its thinking stays armed.
-    for (const char* name : {"enable_thinking", "thinking"}) variables.erase(name);
+    for (const char* name : {"enable_thinking", "thinking"})
+        variables.erase(name);
     if (const auto effort = variables.find("reasoning_effort"); effort != variables.end()) {
         if (!effort->is_null()) set_effort(*effort, "chat_template_kwargs.reasoning_effort");
         variables.erase("reasoning_effort");
@@ -221,11 +223,13 @@ void read_response_format(FieldReader& fields) {
     if (format == nullptr) return;
     const auto type = format->is_object() ? format->find("type") : format->end();
     if (!format->is_object() || type == format->end() || !type->is_string()) {
-        fields.fail(invalid_value("response_format", "response_format must be an object with a type"));
+        fields.fail(
+            invalid_value("response_format", "response_format must be an object with a type"));
     } else if (*type != "text") {
         fields.fail(unsupported_parameter(
-            "response_format", "response_format can only be {\"type\": \"text\"}; ask for JSON in "
-                               "the prompt"));
+            "response_format",
+            "response_format can only be {\"type\": \"text\"}; ask for JSON in "
+            "the prompt"));
     }
 }
 

@@ -20,8 +20,8 @@ struct ChatDefaults {
 struct ChatRequest {
     GenerationFields generation;
     Json messages;
-    Json tools;                    // functions only; null when none may be called
-    ChatOptions prompt_options;    // its reasoning_effort is the effective level
+    Json tools;                  // functions only; null when none may be called
+    ChatOptions prompt_options;  // its reasoning_effort is the effective level
     bool parallel_tool_calls = true;
     std::vector<std::string> unknown_fields;
 };

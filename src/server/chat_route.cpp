@@ -43,9 +43,9 @@ PreparedChat prepare(const ServedModel& model, const ChatDefaults& defaults, std
     if (prepared.error) return prepared;
     ChatRequest& chat = prepared.chat;
     if (strict_model && !chat.generation.model.empty() && chat.generation.model != model.name) {
-        prepared.error = ApiError{404, "model_not_found",
-                                  "this server serves " + model.name + " and no other model",
-                                  "model"};
+        prepared.error =
+            ApiError{404, "model_not_found",
+                     "this server serves " + model.name + " and no other model", "model"};
         return prepared;
     }
     auto prompt = model.format.render(chat.messages, chat.tools, chat.prompt_options);
@@ -79,8 +79,8 @@ struct Wakeup {
 };
 
 std::optional<ApiError> queue_full(const ServerState& state, std::uint32_t choices) {
-    const std::size_t room = std::size_t{state.engine->description().max_running} +
-                             state.options.max_queued;
+    const std::size_t room =
+        std::size_t{state.engine->description().max_running} + state.options.max_queued;
     if (choices > room) {
         return invalid_value("n", "n is larger than the " + std::to_string(room) +
                                       " replies this server takes at once");
@@ -149,8 +149,8 @@ asio::awaitable<void> run_reply(RouteCall& call, PreparedChat& prepared,
 
     ReplySetup setup = reply_setup(prepared, state, received);
     setup.stream_options.call_id_prefix = "call_" + state.make_id() + "_";
-    const auto reply = std::make_shared<Reply>(std::move(setup), tokenizer, state.link,
-                                               state.metrics);
+    const auto reply =
+        std::make_shared<Reply>(std::move(setup), tokenizer, state.link, state.metrics);
     const auto wakeup = std::make_shared<Wakeup>(state.io.get_executor());
     // The line is written when the engine has ended, which may be after the client has left.
     const auto ended = [&state, wakeup, id = identity.id, route = exchange.request().path,

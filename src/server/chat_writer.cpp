@@ -42,15 +42,20 @@ class ChatWriter final : public ReplyWriter {
         for (const ReplyPiece& piece : pieces) {
             const ReplyEvent& event = piece.event;
             switch (event.kind) {
-                case Kind::content: choice.content += event.text; break;
-                case Kind::reasoning: choice.reasoning += event.text; break;
+                case Kind::content:
+                    choice.content += event.text;
+                    break;
+                case Kind::reasoning:
+                    choice.reasoning += event.text;
+                    break;
                 case Kind::tool_begin:
                     choice.calls.push_back({event.call_id, event.text, ""});
                     break;
                 case Kind::tool_arguments:
                     choice.calls[event.tool_index].arguments += event.text;
                     break;
-                case Kind::tool_end: break;
+                case Kind::tool_end:
+                    break;
             }
             choice.tokens.insert(choice.tokens.end(), piece.tokens.begin(), piece.tokens.end());
         }

@@ -1,10 +1,10 @@
 #include "server/connection.h"
 
-#include <sys/socket.h>
-
 #include <array>
 #include <cerrno>
 #include <utility>
+
+#include <sys/socket.h>
 
 namespace percheron::server {
 namespace {
@@ -262,7 +262,8 @@ void Connection::send_fault(const HttpFault& fault, bool http_1_0) {
 asio::awaitable<bool> Connection::serve_one(HttpParser& parser) {
     std::optional<HttpResponse> refusal = service_.refuse(parser.request());
     const bool small = parser.announced_body().value_or(0) <= small_body;
-    const bool whole = !parser.has_body() || (small && parser.announced_body() && !parser.wants_continue());
+    const bool whole =
+        !parser.has_body() || (small && parser.announced_body() && !parser.wants_continue());
     bool may_keep_alive = true;
     if (!refusal || whole) {
         parser.accept_body();
@@ -288,7 +289,7 @@ asio::awaitable<bool> Connection::serve_one(HttpParser& parser) {
     }
     peer_gone_ = nullptr;
     co_await output_drained();
-    co_return open_ && exchange.keep_alive() && !input_ended_;
+    co_return open_&& exchange.keep_alive() && !input_ended_;
 }
 
 // Lets the last reply arrive: closing a socket with unread input would reset it.
@@ -300,7 +301,8 @@ asio::awaitable<void> Connection::linger() {
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
     inbox_.clear();
     reads_paused_ = false;
-    while (open_ && !input_ended_) co_await more_input();
+    while (open_ && !input_ended_)
+        co_await more_input();
 }
 
 asio::awaitable<void> Connection::run() {

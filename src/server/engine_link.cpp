@@ -24,14 +24,17 @@ void EngineLink::cancel(RequestId request, std::uint32_t choice) {
 }
 
 void EngineLink::cancel_all() {
-    for (const auto& [id, entry] : entries_) engine_->cancel(RequestId{id});
+    for (const auto& [id, entry] : entries_)
+        engine_->cancel(RequestId{id});
 }
 
 void EngineLink::tick() {
     const auto now = std::chrono::steady_clock::now();
     std::vector<std::shared_ptr<ReplyReceiver>> receivers;
-    for (const auto& [id, entry] : entries_) receivers.push_back(entry.receiver);
-    for (const auto& receiver : receivers) receiver->on_tick(now);
+    for (const auto& [id, entry] : entries_)
+        receivers.push_back(entry.receiver);
+    for (const auto& receiver : receivers)
+        receiver->on_tick(now);
 }
 
 bool EngineLink::congested() const {

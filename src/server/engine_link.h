@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "percheron/engine.h"
+
 #include "server/asio.h"
 
 namespace percheron::server {
@@ -67,7 +68,7 @@ class EngineLink final : public EngineEventSink {
 
     std::mutex mutex_;
     std::deque<EngineEvents> arrived_;  // oldest first
-    std::vector<EngineEvents> spare_;  // emptied, their memory kept
+    std::vector<EngineEvents> spare_;   // emptied, their memory kept
     bool wake_pending_ = false;
     std::atomic<std::size_t> unhandled_{0};  // token runs
 };

@@ -36,8 +36,8 @@ void read_sampling(FieldReader& fields, const GenerationDefaults& defaults,
 
     const Json* bias = fields.find("logit_bias");
     if (bias == nullptr) return;
-    const std::string wrong = fields.path_of("logit_bias") +
-                              " must map at most " + std::to_string(most_biases) +
+    const std::string wrong = fields.path_of("logit_bias") + " must map at most " +
+                              std::to_string(most_biases) +
                               " token ids to numbers from -100 to 100";
     if (!bias->is_object() || bias->size() > most_biases) {
         fields.fail(invalid_value(fields.path_of("logit_bias"), wrong));
@@ -112,7 +112,10 @@ void read_limits(FieldReader& fields, const GenerationDefaults& defaults,
     if (const auto budget = fields.integer("thinking_budget", 0, most_tokens)) {
         request.thinking_budget = static_cast<std::uint32_t>(*budget);
     }
-    request.loop_guard = fields.boolean("loop_guard");
+    if (fields.boolean("loop_guard").value_or(false)) {
+        fields.fail(unsupported_parameter(fields.path_of("loop_guard"),
+                                          "there is no loop guard; leave loop_guard out"));
+    }
     request.draft = fields.boolean("draft").value_or(true);
     request.use_cache = fields.boolean("cache_prompt").value_or(true);
     request.cache_salt = fields.text("cache_salt", 256).value_or("");
@@ -162,19 +165,35 @@ void settle_foreign_fields(FieldReader& fields) {
         fields.ignore(name);
     }
     const auto refuse = [&](const char* name, std::string_view why) {
-        fields.fail(unsupported_parameter(fields.path_of(name), fields.path_of(name) + " " +
-                                                                    std::string(why)));
+        fields.fail(unsupported_parameter(fields.path_of(name),
+                                          fields.path_of(name) + " " + std::string(why)));
     };
-    for (const char* name :
-         {"functions", "function_call", "audio", "web_search_options", "guided_json",
-          "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar",
-          "regex", "ebnf", "json_schema", "prompt_logprobs", "length_penalty", "best_of",
-          "bad_words", "logits_processors", "allowed_token_ids", "documents", "chat_template"}) {
+    for (const char* name : {"functions",
+                             "function_call",
+                             "audio",
+                             "web_search_options",
+                             "guided_json",
+                             "guided_regex",
+                             "guided_choice",
+                             "guided_grammar",
+                             "structured_outputs",
+                             "grammar",
+                             "regex",
+                             "ebnf",
+                             "json_schema",
+                             "prompt_logprobs",
+                             "length_penalty",
+                             "best_of",
+                             "bad_words",
+                             "logits_processors",
+                             "allowed_token_ids",
+                             "documents",
+                             "chat_template"}) {
         const Json* value = fields.find(name);
         if (value != nullptr) refuse(name, "is not supported; leave it out");
     }
-    for (const char* name : {"use_beam_search", "include_stop_str_in_output", "return_progress",
-                             "echo"}) {
+    for (const char* name :
+         {"use_beam_search", "include_stop_str_in_output", "return_progress", "echo"}) {
         if (fields.boolean(name).value_or(false)) refuse(name, "is not supported; leave it out");
     }
     if (const Json* modalities = fields.find("modalities")) {

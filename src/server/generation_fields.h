@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "percheron/engine.h"
+
 #include "server/json_body.h"
 
 namespace percheron::server {

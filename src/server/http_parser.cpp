@@ -81,23 +81,25 @@ void HttpParser::take_header() {
     }
     const std::size_t question = target.find('?');
     request_.path = std::string(target.substr(0, question));
-    if (question != std::string_view::npos) request_.query = std::string(target.substr(question + 1));
+    if (question != std::string_view::npos)
+        request_.query = std::string(target.substr(question + 1));
     request_.http_1_0 = message.version() == 10;
     request_.keep_alive = message.keep_alive();
     std::size_t hosts = 0;
     for (const auto& field : message) {
         const auto name = field.name_string();
         const auto value = field.value();
-        request_.headers.push_back({std::string(name.data(), name.size()),
-                                    std::string(value.data(), value.size())});
+        request_.headers.push_back(
+            {std::string(name.data(), name.size()), std::string(value.data(), value.size())});
         if (field.name() == http::field::host) ++hosts;
     }
     state_ = State::header_complete;
     const std::string_view encoding = request_.header("Transfer-Encoding");
     const std::string_view compressed = request_.header("Content-Encoding");
     if (!encoding.empty() && !implementation_->parser.chunked()) {
-        fail(400, "invalid_http", "this Transfer-Encoding is not understood; send chunked or a "
-                                  "Content-Length");
+        fail(400, "invalid_http",
+             "this Transfer-Encoding is not understood; send chunked or a "
+             "Content-Length");
     } else if (!compressed.empty() && !equal_without_case(compressed, "identity")) {
         fail(415, "unsupported_parameter",
              "compressed request bodies are not accepted; send the body as it is");

@@ -9,8 +9,9 @@ Status HttpServer::listen(const std::string& host, std::uint16_t port) {
     const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, error);
     if (error) {
         return Error(ErrorCode::invalid_argument,
-                     "--host " + host + " is not an address of this machine; use 127.0.0.1, ::1, "
-                     "0.0.0.0 or another numeric address");
+                     "--host " + host +
+                         " is not an address of this machine; use 127.0.0.1, ::1, "
+                         "0.0.0.0 or another numeric address");
     }
     const tcp::endpoint endpoint(address, port);
     const auto failed = [&](std::string_view what) {
@@ -78,7 +79,8 @@ void HttpServer::make_room() {
 
 void HttpServer::tick() {
     const Clock::time_point now = Clock::now();
-    for (const auto& connection : connections_) connection->check_time(now);
+    for (const auto& connection : connections_)
+        connection->check_time(now);
 }
 
 bool HttpServer::busy() const {
@@ -95,7 +97,8 @@ void HttpServer::stop_accepting() {
 
 void HttpServer::close_all() {
     const auto connections = connections_;
-    for (const auto& connection : connections) connection->close();
+    for (const auto& connection : connections)
+        connection->close();
 }
 
 }  // namespace percheron::server

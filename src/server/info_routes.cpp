@@ -17,15 +17,15 @@ void respond_json(HttpExchange& exchange, const Json& json, int status = 200) {
 
 Json model_object(const ServerState& state) {
     const ServedModel& model = *state.model;
-    return {{"id", model.name},
-            {"object", "model"},
-            {"created", model.created},
-            {"owned_by", "percheron"},
-            {"root", model.root},
-            {"max_model_len", state.engine->description().context_tokens}};
+    return {
+        {"id", model.name},         {"object", "model"},
+        {"created", model.created}, {"owned_by", "percheron"},
+        {"root", model.root},       {"max_model_len", state.engine->description().context_tokens}};
 }
 
-double rounded(double value) { return std::round(value * 100) / 100; }
+double rounded(double value) {
+    return std::round(value * 100) / 100;
+}
 
 }  // namespace
 
@@ -67,8 +67,8 @@ asio::awaitable<void> serve_metrics(RouteCall& call) {
     const EngineDescription description =
         state.engine ? state.engine->description() : EngineDescription{};
     const EngineStatus status = state.engine ? state.engine->status() : EngineStatus{};
-    response.body = state.metrics.render(description, status,
-                                         state.model ? state.model->name : std::string());
+    response.body =
+        state.metrics.render(description, status, state.model ? state.model->name : std::string());
     call.exchange.respond(std::move(response));
     co_return;
 }
@@ -79,24 +79,22 @@ asio::awaitable<void> serve_status(RouteCall& call) {
         co_return;
     }
     const EngineStatus status = call.state.engine->status();
-    respond_json(call.exchange,
-                 {{"running", status.running},
-                  {"waiting", status.waiting},
-                  {"reprefill_pending", status.reprefill_pending},
-                  {"kv_tokens_free", status.kv_tokens_free},
-                  {"kv_tokens_total", status.kv_tokens_total},
-                  {"checkpoints", status.checkpoints},
-                  {"prefill_tok_s", rounded(status.prefill_tokens_per_second)},
-                  {"decode_tok_s", rounded(status.decode_tokens_per_second)},
-                  {"steps", status.steps},
-                  {"alive", status.alive},
-                  {"draining", call.state.draining},
-                  {"ranks", Json::array()}});
+    respond_json(call.exchange, {{"running", status.running},
+                                 {"waiting", status.waiting},
+                                 {"reprefill_pending", status.reprefill_pending},
+                                 {"kv_tokens_free", status.kv_tokens_free},
+                                 {"kv_tokens_total", status.kv_tokens_total},
+                                 {"checkpoints", status.checkpoints},
+                                 {"prefill_tok_s", rounded(status.prefill_tokens_per_second)},
+                                 {"decode_tok_s", rounded(status.decode_tokens_per_second)},
+                                 {"steps", status.steps},
+                                 {"alive", status.alive},
+                                 {"draining", call.state.draining},
+                                 {"ranks", Json::array()}});
 }
 
 asio::awaitable<void> serve_version(RouteCall& call) {
-    respond_json(call.exchange,
-                 {{"version", call.state.options.version}, {"server", "percheron"}});
+    respond_json(call.exchange, {{"version", call.state.options.version}, {"server", "percheron"}});
     co_return;
 }
 

@@ -1,14 +1,14 @@
 #include "server/key_ring.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/sha.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/sha.h>
+#include <sys/stat.h>
 
 namespace percheron::server {
 namespace {
@@ -44,7 +44,7 @@ std::string basic_password(std::string_view encoded) {
 }  // namespace
 
 Result<KeyRing::Stamp> KeyRing::stamp_of(const std::filesystem::path& file) {
-    struct stat facts{};
+    struct stat facts {};
     if (::stat(file.c_str(), &facts) != 0) {
         return Error(ErrorCode::io,
                      "cannot read the key file " + file.string() + ": " + std::strerror(errno));

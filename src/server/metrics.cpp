@@ -129,7 +129,8 @@ void Histogram::render(std::string& text, std::string_view name, std::string_vie
 }
 
 Metrics::Metrics() {
-    for (const int status : {200, 400, 401, 404, 408, 413, 429, 500, 503}) http_replies[status] = 0;
+    for (const int status : {200, 400, 401, 404, 408, 413, 429, 500, 503})
+        http_replies[status] = 0;
 }
 
 void Metrics::count_finished(std::string_view reason) {
@@ -185,9 +186,9 @@ std::string Metrics::render(const EngineDescription& engine, const EngineStatus&
     }
     page.head("cache_config_info", "gauge", "Blocks times block size is the pool in tokens.");
     const std::uint64_t block = std::max<std::uint32_t>(engine.page_tokens, 1);
-    page.value(std::uint64_t{1}, label("block_size", std::to_string(block)) + "," +
-                                     label("num_gpu_blocks",
-                                           std::to_string(engine.kv_tokens / block)));
+    page.value(std::uint64_t{1},
+               label("block_size", std::to_string(block)) + "," +
+                   label("num_gpu_blocks", std::to_string(engine.kv_tokens / block)));
     page.gauge("reprefill_pending_tokens", "Generated tokens not yet reusable.",
                static_cast<double>(status.reprefill_pending));
     page.gauge("prefill_tokens_per_second", "Over the last seconds.",

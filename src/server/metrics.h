@@ -1,5 +1,6 @@
-// Counters and histograms in Prometheus text, under `vllm:` (the names that dashboards and harnesses
-// know) and `percheron:`.  Everything is there at zero from the first scrape.  I/O thread only.
+// Counters and histograms in Prometheus text, under `vllm:` (the names that dashboards and
+// harnesses know) and `percheron:`.  Everything is there at zero from the first scrape.  I/O thread
+// only.
 #pragma once
 
 #include <array>
@@ -33,9 +34,8 @@ class Histogram {
 
 struct Metrics {
     static constexpr std::size_t draft_positions = 16;
-    static constexpr std::array<std::string_view, 5> finished_reasons{"stop", "length",
-                                                                       "tool_calls", "abort",
-                                                                       "error"};
+    static constexpr std::array<std::string_view, 5> finished_reasons{
+        "stop", "length", "tool_calls", "abort", "error"};
 
     std::uint64_t prompt_tokens = 0;
     std::uint64_t generation_tokens = 0;
@@ -52,13 +52,17 @@ struct Metrics {
     std::uint64_t disconnects = 0;
     std::map<int, std::uint64_t> http_replies;  // by status
 
-    Histogram time_to_first_token{{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-                                   1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0}};
-    Histogram inter_token_latency{{0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
-                                   0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0}};
-    Histogram request_latency{{0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
-                               50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0}};
-    Histogram queue_time{{0.001, 0.01, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0}};
+    Histogram time_to_first_token{{0.001, 0.005, 0.01, 0.02, 0.04, 0.06,  0.08,
+                                   0.1,   0.25,  0.5,  0.75, 1.0,  2.5,   5.0,
+                                   7.5,   10.0,  20.0, 40.0, 80.0, 160.0, 640.0}};
+    Histogram inter_token_latency{{0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075,
+                                   0.1,   0.15,  0.2,   0.3,  0.4,   0.5,  0.75,
+                                   1.0,   2.5,   5.0,   10.0, 20.0,  40.0, 80.0}};
+    Histogram request_latency{{0.3,  0.5,   0.8,   1.0,   1.5,   2.0,    2.5,
+                               5.0,  10.0,  15.0,  20.0,  30.0,  40.0,   50.0,
+                               60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0}};
+    Histogram queue_time{
+        {0.001, 0.01, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0}};
 
     Metrics();
 

@@ -3,6 +3,25 @@
 #include "server/routes.h"
 
 namespace percheron::server {
+namespace {
+
+HttpResponse page_response(const PageAsset& asset) {
+    HttpResponse response;
+    response.content_type = asset.content_type;
+    for (const PageHeader& field : page_headers) {
+        response.headers.push_back({std::string(field.name), std::string(field.value)});
+    }
+    response.body = asset.body;
+    return response;
+}
+
+}  // namespace
+
+HttpResponse page_for_key() {
+    HttpResponse response = page_response(find_page_asset("/").value());
+    response.status = 401;
+    return response;
+}
 
 asio::awaitable<void> serve_page(RouteCall& call) {
     const HttpRequest& request = call.exchange.request();
@@ -12,17 +31,9 @@ asio::awaitable<void> serve_page(RouteCall& call) {
             error_response({404, "not_found", "the page has no file of this name", ""}));
         co_return;
     }
-    HttpResponse response;
-    response.content_type = asset->content_type;
-    for (const PageHeader& field : page_headers) {
-        response.headers.push_back({std::string(field.name), std::string(field.value)});
-    }
+    HttpResponse response = page_response(*asset);
     response.headers.push_back({"ETag", std::string(asset->etag)});
-    if (client_has(*asset, request.header("If-None-Match"))) {
-        response.status = 304;
-    } else {
-        response.body = asset->body;
-    }
+    if (client_has(*asset, request.header("If-None-Match"))) response.status = 304;
     call.exchange.respond(std::move(response));
 }
 

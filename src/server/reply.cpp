@@ -15,11 +15,16 @@ EndNames names_of_end(const ReplySummary& summary, bool one_call_done, FinishRea
     if (!summary.stop_string.empty()) return {"stop", "stop_string"};
     if (summary.stop_token_seen) reason = FinishReason::stop_token;
     switch (reason) {
-        case FinishReason::max_tokens: return {"length", "max_tokens"};
-        case FinishReason::context: return {"length", "context"};
-        case FinishReason::deadline: return {"length", "deadline"};
-        case FinishReason::loop: return {"length", "loop"};
-        default: break;
+        case FinishReason::max_tokens:
+            return {"length", "max_tokens"};
+        case FinishReason::context:
+            return {"length", "context"};
+        case FinishReason::deadline:
+            return {"length", "deadline"};
+        case FinishReason::loop:
+            return {"length", "loop"};
+        default:
+            break;
     }
     if (summary.only_complete_calls() && !summary.in_reasoning) return {"tool_calls", "tool_calls"};
     return {"stop", "eos"};
@@ -44,8 +49,14 @@ Reply::Reply(ReplySetup setup, const Tokenizer& tokenizer, EngineLink& link, Met
     for (std::uint32_t index = 0; index < setup_.choices; ++index) {
         ReplyOptions options = setup_.stream_options;
         if (index > 0) options.call_id_prefix += std::to_string(index) + "_";
-        choices_.push_back({ReplyStream(tokenizer_, *setup_.tools, std::move(options)), 0, false,
-                            false, {}, {}, {}, {}});
+        choices_.push_back({ReplyStream(tokenizer_, *setup_.tools, std::move(options)),
+                            0,
+                            false,
+                            false,
+                            {},
+                            {},
+                            {},
+                            {}});
     }
     ended_choices_.resize(setup_.choices);
 }
@@ -211,8 +222,12 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
     if (finished.reason == FinishReason::deadline) ++metrics_.deadlines;
 
     EndedChoice& ended = ended_choices_[finished.choice];
-    ended = {std::string(names.finish_reason), std::string(names.stop_reason), choice.seed,
-             summary, statistics, std::move(choice.ids)};
+    ended = {std::string(names.finish_reason),
+             std::string(names.stop_reason),
+             choice.seed,
+             summary,
+             statistics,
+             std::move(choice.ids)};
     --open_choices_;
 
     if (writer_ != nullptr && !failed && !cancelled) {

@@ -33,8 +33,8 @@ struct ReplySetup {
     std::uint32_t choices = 1;
     std::uint32_t prompt_tokens = 0;
     bool use_cache = true;
-    bool token_details = false;       // pieces carry their tokens
-    bool one_tool_call = false;       // the reply ends after its first call
+    bool token_details = false;  // pieces carry their tokens
+    bool one_tool_call = false;  // the reply ends after its first call
     ReplyOptions stream_options;
     std::shared_ptr<const ToolSchemas> tools;
     std::chrono::steady_clock::time_point received;

@@ -13,6 +13,7 @@
 
 #include "percheron/engine.h"
 #include "percheron/types.h"
+
 #include "server/api_error.h"
 #include "text/reply_stream.h"
 
@@ -20,9 +21,9 @@ namespace percheron::server {
 
 // Fixed when the request is accepted.
 struct ReplyIdentity {
-    std::string id;            // "chatcmpl-..."
-    std::string model;         // the served name
-    std::uint64_t created = 0;  // Unix seconds
+    std::string id;                // "chatcmpl-..."
+    std::string model;             // the served name
+    std::uint64_t created = 0;     // Unix seconds
     std::string reasoning_effort;  // the effective level
 };
 
@@ -40,7 +41,8 @@ struct ReplyPiece {
 
 struct ChoiceEnd {
     std::string_view finish_reason;  // stop, length, tool_calls
-    std::string_view stop_reason;    // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
+    std::string_view
+        stop_reason;  // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
     std::uint64_t seed = 0;
     std::vector<TokenDetail> rest;  // tokens that belong to no piece (a stop id, a cut character)
 };

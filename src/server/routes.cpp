@@ -19,7 +19,7 @@ constexpr std::array<Route, 14> routes{{
     {"POST", "/v1/chat/completions", serve_chat},
     {"POST", "/chat/completions", serve_chat},
     {"GET", "/", serve_page},
-    {"GET", "/assets/", serve_page},
+    {"GET", "/assets/", serve_page, true},
 }};
 
 bool answers(const Route& route, std::string_view path) {

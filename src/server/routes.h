@@ -15,7 +15,7 @@ struct RouteCall {
     HttpExchange& exchange;
     std::string request_id;  // the client's x-request-id, or a new one
     std::string key_label;
-    std::string_view tail;   // of a prefix route: what follows the prefix
+    std::string_view tail;  // of a prefix route: what follows the prefix
 };
 
 using RouteHandler = asio::awaitable<void> (*)(RouteCall&);
@@ -24,7 +24,7 @@ struct Route {
     std::string_view method;  // GET routes answer HEAD too
     std::string_view path;    // ends with '/': everything below
     RouteHandler handler;
-    bool open = false;        // without a key; liveness alone
+    bool open = false;  // without a key: liveness, and the page's script and style
 };
 
 // The route of a path, and whether the path exists with other methods.
@@ -47,6 +47,8 @@ asio::awaitable<void> serve_detokenize(RouteCall& call);
 asio::awaitable<void> serve_tokenizer_info(RouteCall& call);
 // page_route.cpp
 asio::awaitable<void> serve_page(RouteCall& call);
+// The page as the answer to a browser that has no key yet: the page asks for it.
+HttpResponse page_for_key();
 // chat_route.cpp
 asio::awaitable<void> serve_chat(RouteCall& call);
 

@@ -1,10 +1,10 @@
 #include "server/served_model.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+
+#include <sys/stat.h>
 
 namespace percheron::server {
 namespace {
@@ -22,7 +22,8 @@ Result<std::string> read_text(const fs::path& file) {
 Result<Json> read_json(const fs::path& file) {
     PERCHERON_ASSIGN(const std::string text, read_text(file));
     Json json = Json::parse(text, nullptr, false);
-    if (!json.is_object()) return Error(ErrorCode::corrupt, file.string() + " is not a JSON object");
+    if (!json.is_object())
+        return Error(ErrorCode::corrupt, file.string() + " is not a JSON object");
     return json;
 }
 
@@ -85,7 +86,7 @@ Result<ServedModel> ServedModel::load(const fs::path& folder) {
             model.defaults.top_k = top_k->get<int>();
         }
     }
-    struct stat facts{};
+    struct stat facts {};
     if (::stat((folder / "config.json").c_str(), &facts) == 0) {
         model.created = static_cast<std::uint64_t>(facts.st_mtime);
     }

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "core/status.h"
 #include "percheron/types.h"
+
+#include "core/status.h"
 #include "server/generation_fields.h"
 #include "text/chat_prompt.h"
 
@@ -18,11 +19,11 @@ struct ServedModel {
     std::string root;  // the folder, as harnesses load a tokenizer by it
     ChatFormat format;
     GenerationDefaults defaults;
-    std::string chat_template;           // its source
-    std::vector<TokenId> stop_tokens;    // of config.json and generation_config.json together
+    std::string chat_template;         // its source
+    std::vector<TokenId> stop_tokens;  // of config.json and generation_config.json together
     std::uint32_t vocabulary = 0;
-    std::uint32_t context_limit = 0;     // max_position_embeddings
-    std::uint64_t created = 0;           // Unix seconds of config.json
+    std::uint32_t context_limit = 0;  // max_position_embeddings
+    std::uint64_t created = 0;        // Unix seconds of config.json
 
     // Reads tokenizer, chat template, config.json and generation_config.json of a model folder.
     // Errors: not_found, io, corrupt.

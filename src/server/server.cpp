@@ -111,8 +111,8 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options) {
         PERCHERON_ASSIGN(state->shared.keys, KeyRing::load(chosen.api_key_file));
     }
     PERCHERON_TRY(state->http.listen(chosen.host, chosen.port));
-    const bool loopback = chosen.host.rfind("127.", 0) == 0 || chosen.host == "::1" ||
-                          chosen.host == "localhost";
+    const bool loopback =
+        chosen.host.rfind("127.", 0) == 0 || chosen.host == "::1" || chosen.host == "localhost";
     if (!loopback && !state->shared.keys.locked()) {
         log_warning("the server listens on " + chosen.host +
                     " without keys: anyone who reaches it may use it; set --api-key-file");
@@ -121,7 +121,9 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options) {
     return std::unique_ptr<Server>(new Server(std::move(state)));
 }
 
-std::uint16_t Server::port() const { return state_->http.port(); }
+std::uint16_t Server::port() const {
+    return state_->http.port();
+}
 
 void Server::serve(std::unique_ptr<Engine> engine, ServedModel model) {
     std::promise<void> done;
@@ -135,9 +137,13 @@ void Server::serve(std::unique_ptr<Engine> engine, ServedModel model) {
     done.get_future().wait();
 }
 
-void Server::shut_down() { state_->begin_draining(state_->shared.options.grace); }
+void Server::shut_down() {
+    state_->begin_draining(state_->shared.options.grace);
+}
 
-void Server::wait() { state_->finished_future.wait(); }
+void Server::wait() {
+    state_->finished_future.wait();
+}
 
 Server::~Server() {
     state_->begin_draining(std::chrono::seconds(0));

@@ -12,8 +12,9 @@
 #include <optional>
 #include <string>
 
-#include "core/status.h"
 #include "percheron/engine.h"
+
+#include "core/status.h"
 #include "server/served_model.h"
 #include "server/server_log.h"
 
@@ -23,8 +24,8 @@ struct ServerOptions {
     std::string host = "127.0.0.1";
     std::uint16_t port = 8000;  // 0: any free one
     std::string version = "0";
-    bool strict_model = false;        // other model names than the served one are refused
-    std::uint32_t max_queued = 1024;  // choices that may wait beyond those that run
+    bool strict_model = false;           // other model names than the served one are refused
+    std::uint32_t max_queued = 1024;     // choices that may wait beyond those that run
     std::filesystem::path api_key_file;  // empty: no keys
     std::string reasoning_effort = "max";
     std::optional<std::chrono::seconds> deadline;
@@ -49,7 +50,8 @@ class Server {
     // Opens the routes.  Call once.
     void serve(std::unique_ptr<Engine> engine, ServedModel model);
 
-    // New requests get 503, running replies end, bounded by the grace.  Any thread; returns at once.
+    // New requests get 503, running replies end, bounded by the grace.  Any thread; returns at
+    // once.
     void shut_down();
     // Returns when a shutdown has completed.
     void wait();

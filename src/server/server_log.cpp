@@ -11,10 +11,14 @@ namespace {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
     switch (level) {
-        case LogLevel::debug: return spdlog::level::debug;
-        case LogLevel::info: return spdlog::level::info;
-        case LogLevel::warning: return spdlog::level::warn;
-        case LogLevel::error: return spdlog::level::err;
+        case LogLevel::debug:
+            return spdlog::level::debug;
+        case LogLevel::info:
+            return spdlog::level::info;
+        case LogLevel::warning:
+            return spdlog::level::warn;
+        case LogLevel::error:
+            return spdlog::level::err;
     }
     return spdlog::level::info;
 }
@@ -90,7 +94,9 @@ ServerLog::~ServerLog() {
     implementation_->writer.reset();
 }
 
-void ServerLog::write(LogLevel level, std::string_view message) { write(level, message, {}); }
+void ServerLog::write(LogLevel level, std::string_view message) {
+    write(level, message, {});
+}
 
 void ServerLog::write(LogLevel level, std::string_view message,
                       const std::vector<LogField>& fields) {

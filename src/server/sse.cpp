@@ -10,20 +10,35 @@ namespace {
 
 constexpr auto needs_escape = [] {
     std::array<bool, 256> table{};
-    for (int c = 0; c < 0x20; ++c) table[static_cast<std::size_t>(c)] = true;
+    for (int c = 0; c < 0x20; ++c)
+        table[static_cast<std::size_t>(c)] = true;
     table['"'] = table['\\'] = true;
     return table;
 }();
 
 void append_escape(std::string& json, char c) {
     switch (c) {
-        case '"': json += "\\\""; break;
-        case '\\': json += "\\\\"; break;
-        case '\n': json += "\\n"; break;
-        case '\r': json += "\\r"; break;
-        case '\t': json += "\\t"; break;
-        case '\b': json += "\\b"; break;
-        case '\f': json += "\\f"; break;
+        case '"':
+            json += "\\\"";
+            break;
+        case '\\':
+            json += "\\\\";
+            break;
+        case '\n':
+            json += "\\n";
+            break;
+        case '\r':
+            json += "\\r";
+            break;
+        case '\t':
+            json += "\\t";
+            break;
+        case '\b':
+            json += "\\b";
+            break;
+        case '\f':
+            json += "\\f";
+            break;
         default: {
             constexpr std::string_view digits = "0123456789abcdef";
             json += "\\u00";
@@ -68,10 +83,16 @@ void append_number(std::string& json, std::uint64_t value) {
     json.append(digits, end);
 }
 
-void append_number(std::string& json, double value) { append_floating(json, value); }
-void append_number(std::string& json, float value) { append_floating(json, value); }
+void append_number(std::string& json, double value) {
+    append_floating(json, value);
+}
+void append_number(std::string& json, float value) {
+    append_floating(json, value);
+}
 
-void EventBuffer::clear() { text_.assign(framing_room, ' '); }
+void EventBuffer::clear() {
+    text_.assign(framing_room, ' ');
+}
 
 std::string_view EventBuffer::piece(bool chunked) {
     const std::size_t size = text_.size() - framing_room;

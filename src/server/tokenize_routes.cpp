@@ -24,7 +24,8 @@ Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_vi
         options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
         const Json* tools = fields.find("tools");
         if (fields.error()) return {fields.error(), ""};
-        auto prompt = model.format.render(*fields.find("messages"), tools ? *tools : Json(), options);
+        auto prompt =
+            model.format.render(*fields.find("messages"), tools ? *tools : Json(), options);
         if (!prompt.ok()) return {invalid_value("messages", prompt.error().message()), ""};
         ids = std::move(prompt->ids);
     } else {
@@ -36,7 +37,8 @@ Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_vi
         ids = model.format.tokenizer().encode_trusted(*text);
     }
     Json tokens = Json::array();
-    for (const TokenId id : ids) tokens.push_back(to_int(id));
+    for (const TokenId id : ids)
+        tokens.push_back(to_int(id));
     const Json reply{{"count", ids.size()}, {"max_model_len", context}, {"tokens", tokens}};
     return {std::nullopt, reply.dump()};
 }
@@ -46,8 +48,8 @@ Outcome detokenize(const ServedModel& model, std::string_view body) {
     if (json.error) return {json.error, ""};
     FieldReader fields(json.object);
     const Json* tokens = fields.find("tokens");
-    const std::string wrong = "tokens must be a list of token ids below " +
-                              std::to_string(model.vocabulary);
+    const std::string wrong =
+        "tokens must be a list of token ids below " + std::to_string(model.vocabulary);
     if (tokens == nullptr || !tokens->is_array()) return {invalid_value("tokens", wrong), ""};
     std::vector<TokenId> ids;
     for (const Json& token : *tokens) {

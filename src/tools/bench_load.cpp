@@ -1,13 +1,5 @@
 #include "tools/bench_load.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -16,6 +8,14 @@
 #include <numeric>
 #include <sstream>
 
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "tools/event_stream_reader.h"
 
 namespace percheron::tools {
@@ -23,7 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+double seconds(Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+}
 
 class Descriptor {
   public:
@@ -80,8 +82,9 @@ std::string request_bytes(const LoadTest& test) {
     std::string bytes = "POST /v1/chat/completions HTTP/1.1\r\nHost: " + test.host + ":" +
                         std::to_string(test.port) + "\r\n";
     if (!test.api_key.empty()) bytes += "Authorization: Bearer " + test.api_key + "\r\n";
-    bytes += "Content-Type: application/json\r\nContent-Length: " +
-             std::to_string(test.body.size()) + "\r\n\r\n" + test.body;
+    bytes +=
+        "Content-Type: application/json\r\nContent-Length: " + std::to_string(test.body.size()) +
+        "\r\n\r\n" + test.body;
     return bytes;
 }
 
@@ -153,8 +156,8 @@ LoadReport summarise(const std::vector<Stream>& streams) {
     report.seconds = seconds(last - first);
     report.events_per_second = static_cast<double>(report.events) / report.seconds;
     report.tokens_per_second = static_cast<double>(report.tokens) / report.seconds;
-    const double mean = std::accumulate(rates.begin(), rates.end(), 0.0) /
-                        static_cast<double>(rates.size());
+    const double mean =
+        std::accumulate(rates.begin(), rates.end(), 0.0) / static_cast<double>(rates.size());
     report.slowest_of_mean = *std::min_element(rates.begin(), rates.end()) / mean;
     std::sort(waits.begin(), waits.end());
     const double shares[] = {0.5, 0.9, 0.99};
@@ -174,7 +177,8 @@ std::optional<double> process_cpu_seconds(int process) {
     // Fields are counted after the name, which may hold blanks and parentheses.
     std::istringstream fields(line.substr(line.rfind(')') + 1));
     std::string skipped;
-    for (int i = 0; i < 11; ++i) fields >> skipped;
+    for (int i = 0; i < 11; ++i)
+        fields >> skipped;
     double user = 0;
     double system = 0;
     if (!(fields >> user >> system)) return std::nullopt;
@@ -223,7 +227,8 @@ Result<LoadReport> run_load_test(const LoadTest& test) {
     }
     const std::optional<double> cpu_after =
         cpu_before ? process_cpu_seconds(test.server_process) : std::nullopt;
-    for (Stream& stream : streams) judge(stream, test);
+    for (Stream& stream : streams)
+        judge(stream, test);
     LoadReport report = summarise(streams);
     if (cpu_after && report.events > 0) {
         report.server_cpu_us_per_event =

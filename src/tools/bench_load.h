@@ -1,5 +1,6 @@
 // A load client: many streamed chat completions at once over loopback or a network, on one thread.
-// Every stream's text is checked against what it must be, so that a fast wrong server does not pass.
+// Every stream's text is checked against what it must be, so that a fast wrong server does not
+// pass.
 #pragma once
 
 #include <chrono>
@@ -25,12 +26,12 @@ struct LoadTest {
 
 struct LoadReport {
     std::uint32_t streams = 0;
-    std::uint32_t failed = 0;      // streams that were refused, cut or gave another text
-    std::string first_failure;     // what was wrong with the first of them
-    std::uint64_t events = 0;      // events that carry text
-    std::uint64_t tokens = 0;      // by the servers' usage
-    double seconds = 0;            // from the first event of any stream to the last
-    double slowest_of_mean = 0;    // slowest rate over the mean of rates, each from request to end
+    std::uint32_t failed = 0;    // streams that were refused, cut or gave another text
+    std::string first_failure;   // what was wrong with the first of them
+    std::uint64_t events = 0;    // events that carry text
+    std::uint64_t tokens = 0;    // by the servers' usage
+    double seconds = 0;          // from the first event of any stream to the last
+    double slowest_of_mean = 0;  // slowest rate over the mean of rates, each from request to end
     double events_per_second = 0;
     double tokens_per_second = 0;
     double time_to_first_event_ms[3] = {0, 0, 0};  // median, 90 %, 99 %

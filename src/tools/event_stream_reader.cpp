@@ -18,7 +18,8 @@ void append_string(std::string_view text, std::string& target) {
         return;
     }
     std::size_t end = 0;
-    while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+    while (end < text.size() && text[end] != '"')
+        end += text[end] == '\\' ? 2 : 1;
     std::string quoted(1, '"');
     quoted.append(text, 0, end).push_back('"');
     const auto value = nlohmann::json::parse(quoted, nullptr, false);

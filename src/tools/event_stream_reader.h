@@ -17,8 +17,8 @@ class EventStreamReader {
 
     State state() const { return state_; }
     int status() const { return status_; }
-    const std::string& content() const { return content_; }    // answer text so far
-    const std::string& problem() const { return problem_; }    // when broken, or an error event
+    const std::string& content() const { return content_; }  // answer text so far
+    const std::string& problem() const { return problem_; }  // when broken, or an error event
     std::uint64_t completion_tokens() const { return completion_tokens_; }
     bool finished() const { return finished_; }  // a finish_reason came
     bool done() const { return done_; }          // data: [DONE] came

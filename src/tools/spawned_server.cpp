@@ -1,15 +1,15 @@
 #include "tools/spawned_server.h"
 
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 namespace percheron::tools {
 namespace {
@@ -42,7 +42,8 @@ Result<std::unique_ptr<SpawnedServer>> SpawnedServer::start(
     words.insert(words.end(), arguments.begin(), arguments.end());
     words.insert(words.end(), {"--port", "0"});
     std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
+    for (std::string& word : words)
+        pointers.push_back(word.data());
     pointers.push_back(nullptr);
 
     int ends[2];
@@ -58,8 +59,9 @@ Result<std::unique_ptr<SpawnedServer>> SpawnedServer::start(
     const std::uint16_t port = spoke ? port_of(line) : 0;
     auto server = std::unique_ptr<SpawnedServer>(new SpawnedServer(process, port));
     if (port == 0) {
-        return Error(ErrorCode::io, "the server ended before it was ready; run percheron serve with "
-                                    "the same options to see why");
+        return Error(ErrorCode::io,
+                     "the server ended before it was ready; run percheron serve with "
+                     "the same options to see why");
     }
     return server;
 }

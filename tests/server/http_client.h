@@ -1,13 +1,6 @@
 // A small HTTP client for tests: raw bytes out, replies and events in, every wait bounded.
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <map>
 #include <string>
@@ -15,18 +8,24 @@
 #include <utility>
 #include <vector>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <nlohmann/json.hpp>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 namespace percheron::test {
 
 using Json = nlohmann::ordered_json;
 
 struct ClientReply {
-    int status = 0;                             // 0: no valid reply came
+    int status = 0;                              // 0: no valid reply came
     std::map<std::string, std::string> headers;  // names in lower case
-    std::string body;                           // without chunk framing
-    std::vector<std::string> chunks;            // of a chunked body
-    bool whole = false;                         // came to its proper end
+    std::string body;                            // without chunk framing
+    std::vector<std::string> chunks;             // of a chunked body
+    bool whole = false;                          // came to its proper end
 
     Json json() const { return Json::parse(body, nullptr, false); }
     std::string header(const std::string& name) const {
@@ -147,8 +146,9 @@ class HttpClient {
         text.append(method).append(" ").append(path).append(" HTTP/1.1\r\nHost: 127.0.0.1\r\n");
         text.append(headers);
         if (!body.empty() || method == "POST") {
-            text += "Content-Type: application/json\r\nContent-Length: " +
-                    std::to_string(body.size()) + "\r\n";
+            text +=
+                "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+                "\r\n";
         }
         return text.append("\r\n").append(body);
     }
@@ -168,7 +168,8 @@ class HttpClient {
             const std::string_view line = head.substr(0, line_end);
             const std::size_t colon = line.find(':');
             std::string name(line.substr(0, colon));
-            for (char& c : name) c = static_cast<char>(std::tolower(c));
+            for (char& c : name)
+                c = static_cast<char>(std::tolower(c));
             reply.headers[name] = std::string(line.substr(line.find_first_not_of(' ', colon + 1)));
             head.remove_prefix(line_end + 2);
         }

@@ -1,12 +1,12 @@
 // The real server over a replay of lines a test writes, on a port of its own.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include "percheron/engine.h"
 
@@ -37,7 +37,8 @@ class ReplayServer {
         auto model = server::ServedModel::load(nano_folder());
         EXPECT_TRUE(model.ok()) << (model.ok() ? "" : model.error().message());
         std::string text;
-        for (const Json& line : lines) text += line.dump() + "\n";
+        for (const Json& line : lines)
+            text += line.dump() + "\n";
         auto script = ReplayScript::parse(text, model->format.tokenizer(), model->vocabulary);
         EXPECT_TRUE(script.ok()) << (script.ok() ? "" : script.error().message());
         EngineDescription description;

@@ -1,0 +1,244 @@
+// Fields, models, metrics, tokens: what clients and harnesses read beside the replies.
+#include <gtest/gtest.h>
+
+#include "server/replay_server.h"
+
+namespace percheron::test {
+namespace {
+
+const Json quick{{"match", ""}, {"steps", {"Hm.</think>", "ok"}}};
+
+Json ask(Json more = Json::object()) {
+    more["messages"] = user_message("Hello.");
+    return more;
+}
+
+TEST(FieldsTest, WhatHarnessesSendIsAccepted) {
+    const ReplayServer server({quick});
+    const std::vector<Json> bodies{
+        ask({{"model", "anything"},
+             {"max_completion_tokens", 20},
+             {"ignore_eos", true},
+             {"repetition_penalty", 1.0},
+             {"stream", false}}),
+        ask({{"max_tokens", 4}, {"chat_template_kwargs", {{"enable_thinking", false}}}}),
+        ask({{"stop", nullptr}, {"logprobs", nullptr}, {"tools", nullptr}, {"seed", nullptr}}),
+        ask({{"stop", Json::array()}, {"temperature", 0}, {"top_p", 1}, {"n", 1}}),
+        ask({{"stop", Json::array({"", "x"})}, {"seed", -5}, {"top_k", -1}, {"min_p", 0.05}}),
+        ask({{"cache_prompt", false},
+             {"return_token_ids", true},
+             {"cache_salt", "s"},
+             {"priority", 3},
+             {"user", "u"},
+             {"metadata", {{"a", "b"}}},
+             {"store", false}}),
+        ask({{"presence_penalty", 1.5}, {"frequency_penalty", -1}, {"logit_bias", {{"5", -100}}}}),
+        ask({{"response_format", {{"type", "text"}}},
+             {"parallel_tool_calls", true},
+             {"tool_choice", "auto"},
+             {"loop_guard", false},
+             {"draft", false}}),
+        ask({{"seed", 18446744073709551615ULL}, {"max_tokens", 3.0}, {"some_new_field", {1, 2}}}),
+        {{"messages", {{{"role", "user"}, {"content", ""}, {"name", "tester"}}}}},
+        {{"messages",
+          {{{"role", "developer"}, {"content", "Be kind."}},
+           {{"role", "user"}, {"content", Json::array({{{"type", "text"}, {"text", "Hi"}}})}},
+           {{"role", "assistant"},
+            {"content", nullptr},
+            {"tool_calls",
+             {{{"id", "c1"},
+               {"type", "function"},
+               {"function", {{"name", "f"}, {"arguments", "{\"a\":1}"}}}}}}},
+           {{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "3"}}}}}};
+    for (const Json& body : bodies) {
+        const ClientReply reply = server.chat(body);
+        EXPECT_EQ(reply.status, 200) << body << reply.body;
+    }
+}
+
+TEST(FieldsTest, OutOfRangeNamesTheField) {
+    const ReplayServer server({quick});
+    const std::pair<const char*, std::vector<Json>> wrong[] = {
+        {"temperature", {-0.1, 2.5, "hot", true}},
+        {"top_p", {0, 1.1, -1}},
+        {"min_p", {-0.1, 1}},
+        {"top_k", {-2, 1.5, "x"}},
+        {"repetition_penalty", {0, -1}},
+        {"presence_penalty", {3}},
+        {"frequency_penalty", {-2.1}},
+        {"max_tokens", {0, -1, "many", 1.5}},
+        {"max_completion_tokens", {0, -7}},
+        {"n", {0, 65, "2"}},
+        {"seed", {1.5, "x"}},
+        {"stop", {5, Json::array({5}), std::string(2000, 'x')}},
+        {"stream", {"yes", 1}},
+        {"logit_bias", {Json{{"x", 1}}, Json{{"999999", 1}}, Json{{"1", 200}}, 3}},
+        {"top_logprobs", {21, -1, 3}},
+        {"stream_options", {5}},
+        {"messages", {Json::array(), "x", nullptr}},
+        {"tools", {5, Json::array({5})}},
+        {"tool_choice", {"maybe", 5}},
+        {"reasoning_effort", {"none", "huge"}},
+        {"stop_token_ids", {5, Json::array({-1}), Json::array({99999999})}},
+        {"deadline_s", {0, -1}},
+        {"response_format", {5, "json"}},
+        {"chat_template_kwargs", {5}}};
+    for (const auto& [name, values] : wrong) {
+        for (const Json& value : values) {
+            Json body = ask();
+            body[name] = value;
+            const ClientReply reply = server.chat(body);
+            EXPECT_EQ(reply.status, 400) << name << " " << value;
+            const Json error = reply.json()["error"];
+            EXPECT_EQ(error["code"], "invalid_value") << name << " " << value;
+            const std::string param = error["param"].is_string() ? error["param"] : "";
+            EXPECT_EQ(param.substr(0, std::string(name).size()), name) << error;
+        }
+    }
+}
+
+TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
+    const ReplayServer server({quick});
+    const std::vector<std::pair<const char*, Json>> foreign{
+        {"response_format", {{"type", "json_object"}}},
+        {"response_format", {{"type", "json_schema"}, {"json_schema", {{"name", "x"}}}}},
+        {"tool_choice", "required"},
+        {"tool_choice", {{"type", "function"}, {"function", {{"name", "f"}}}}},
+        {"functions", Json::array()},
+        {"guided_json", Json::object()},
+        {"prompt_logprobs", 1},
+        {"use_beam_search", true},
+        {"loop_guard", true},
+        {"return_progress", true},
+        {"echo", true},
+        {"thinking_budget", 5},
+        {"modalities", {"text", "audio"}}};
+    for (const auto& [name, value] : foreign) {
+        Json body = ask();
+        body[name] = value;
+        const ClientReply reply = server.chat(body);
+        EXPECT_EQ(reply.status, 400) << name;
+        EXPECT_EQ(reply.json()["error"]["code"], "unsupported_parameter") << name;
+    }
+}
+
+TEST(ModelsTest, ListAndSingle) {
+    const ReplayServer server({quick});
+    for (const char* path : {"/v1/models", "/models", "/v1/models/"}) {
+        const ClientReply reply = server.get(path);
+        EXPECT_EQ(reply.status, 200);
+        const Json model = reply.json()["data"][0];
+        EXPECT_EQ(model["id"], "nano");
+        EXPECT_EQ(model["object"], "model");
+        EXPECT_EQ(model["owned_by"], "percheron");
+        EXPECT_EQ(model["max_model_len"], 4096);
+        EXPECT_EQ(model["root"], nano_folder().string());
+        EXPECT_TRUE(model["created"].is_number_integer());
+    }
+    EXPECT_EQ(server.get("/v1/models/nano").json()["id"], "nano");
+    EXPECT_EQ(server.get("/v1/models/other").status, 404);
+}
+
+TEST(ModelsTest, StrictModelRefusesOtherNames) {
+    ReplayServerOptions options;
+    options.server.strict_model = true;
+    const ReplayServer server({quick}, options);
+    EXPECT_EQ(server.chat(ask({{"model", "nano"}})).status, 200);
+    const ClientReply reply = server.chat(ask({{"model", "gpt"}}));
+    EXPECT_EQ(reply.status, 404);
+    EXPECT_EQ(reply.json()["error"]["code"], "model_not_found");
+}
+
+TEST(HealthTest, Is503UntilTheModelIsThere) {
+    server::ServerOptions options;
+    options.port = 0;
+    const auto server = server::Server::listen(options);
+    ASSERT_TRUE(server.ok());
+    for (const char* path : {"/health", "/v1/models", "/status", "/tokenizer_info"}) {
+        HttpClient client((*server)->port());
+        const ClientReply reply = client.request("GET", path);
+        EXPECT_EQ(reply.status, 503) << path;
+        EXPECT_EQ(reply.json()["error"]["code"], "starting");
+    }
+    HttpClient chat((*server)->port());
+    EXPECT_EQ(chat.request("POST", "/v1/chat/completions", ask().dump()).status, 503);
+    HttpClient metrics((*server)->port());
+    EXPECT_EQ(metrics.request("GET", "/metrics").status, 200);
+}
+
+TEST(MetricsTest, AllNamesAreThereAtZeroFromTheStart) {
+    const ReplayServer server({quick});
+    const std::string text = server.get("/metrics").body;
+    for (const std::string prefix : {"vllm:", "percheron:"}) {
+        for (const std::string name :
+             {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+              "prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total",
+              "generation_tokens_total", "request_success_total",
+              "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
+              "e2e_request_latency_seconds_count", "spec_decode_num_drafts_total",
+              "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
+              "spec_decode_num_accepted_tokens_per_pos_total"}) {
+            const std::size_t at = text.find("\n" + prefix + name + "{");
+            ASSERT_NE(at, std::string::npos) << prefix << name;
+            EXPECT_EQ(text.substr(text.find("} ", at) + 2, 2), "0\n") << prefix << name;
+        }
+        EXPECT_NE(text.find("\n" + prefix + "cache_config_info{"), std::string::npos);
+    }
+    for (const char* reason : {"stop", "length", "tool_calls", "abort", "error"}) {
+        EXPECT_NE(text.find("finished_reason=\"" + std::string(reason) + "\"} 0"),
+                  std::string::npos);
+    }
+}
+
+TEST(MetricsTest, CountWhatHappened) {
+    Json line{{"match", ""}, {"steps", {"a", " b</think>", "c d", "<|user|>"}}};
+    const ReplayServer server({line});
+    int prompt = 0;
+    int completion = 0;
+    for (int i = 0; i < 5; ++i) {
+        const Json usage = server.chat(ask()).json()["usage"];
+        prompt += usage["prompt_tokens"].get<int>();
+        completion += usage["completion_tokens"].get<int>();
+    }
+    EXPECT_EQ(server.metric("vllm:prompt_tokens_total"), prompt);
+    EXPECT_EQ(server.metric("vllm:generation_tokens_total"), completion);
+    EXPECT_EQ(server.metric("percheron:time_to_first_token_seconds_count"), 5);
+    EXPECT_EQ(server.metric("percheron:e2e_request_latency_seconds_count"), 5);
+    EXPECT_EQ(server.metric("vllm:prefix_cache_queries_total"), prompt);
+    const std::string text = server.get("/metrics").body;
+    EXPECT_NE(text.find("finished_reason=\"stop\"} 5"), std::string::npos);
+}
+
+TEST(TokenizeTest, CountsAndComesBack) {
+    const ReplayServer server({quick});
+    const auto post = [&](const char* path, const Json& body) {
+        return server.connect().request("POST", path, body.dump());
+    };
+    for (const std::string text : {"Hello there, 123 \xC3\xA9", "", "<|user|>x", " \n"}) {
+        const Json tokens = post("/tokenize", {{"prompt", text}, {"model", "m"}}).json();
+        EXPECT_EQ(tokens["count"], tokens["tokens"].size());
+        EXPECT_EQ(tokens["max_model_len"], 4096);
+        const Json back = post("/detokenize", {{"tokens", tokens["tokens"]}}).json();
+        EXPECT_EQ(back["prompt"], text);
+    }
+    const Json chat = post("/tokenize", {{"messages", user_message("Hello.")}}).json();
+    EXPECT_EQ(chat["count"], server.chat(ask()).json()["usage"]["prompt_tokens"]);
+    EXPECT_EQ(post("/tokenize", {{"prompt", 5}}).status, 400);
+    EXPECT_EQ(post("/detokenize", {{"tokens", {-1}}}).status, 400);
+    EXPECT_EQ(post("/detokenize", Json::object()).status, 400);
+    const Json info = server.get("/tokenizer_info").json();
+    EXPECT_EQ(info["eos_token"], "<|endoftext|>");
+    EXPECT_NE(info["chat_template"].get<std::string>().find("{%"), std::string::npos);
+}
+
+TEST(RequestIdTest, IsEchoedOrMade) {
+    const ReplayServer server({quick});
+    EXPECT_EQ(server.chat(ask(), "X-Request-ID: abc-1\r\n").header("x-request-id"), "abc-1");
+    EXPECT_EQ(server.chat(ask(), "x-correlation-id: c2\r\n").header("x-request-id"), "c2");
+    EXPECT_NE(server.chat(ask()).header("x-request-id"), "");
+    const std::string odd = "X-Request-ID: a b\r\n";
+    EXPECT_EQ(server.chat(ask(), odd).header("x-request-id").rfind("req-", 0), 0u);
+}
+
+}  // namespace
+}  // namespace percheron::test

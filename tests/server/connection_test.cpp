@@ -1,0 +1,314 @@
+// Connections: keeping, pipelining, old clients, bodies in every form, slow and vanished peers.
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "server/replay_server.h"
+
+namespace percheron::test {
+namespace {
+
+const Json quick{{"match", "quick"}, {"steps", {"</think>", "ok"}}};
+const Json hang{{"match", "hang"}, {"steps", {"x"}}, {"finish", "hang"}};
+const Json slow_prefill{{"match", "prefill"}, {"steps", {"x"}}, {"prefill_ms", 600000}};
+
+std::string chat_text(const std::string& message, bool stream = false,
+                      std::string_view headers = {}) {
+    const Json body{{"messages", user_message(message)}, {"stream", stream}};
+    return HttpClient::request_text("POST", "/v1/chat/completions", body.dump(), headers);
+}
+
+TEST(ConnectionTest, ServesManyRequestsOnOneConnection) {
+    const ReplayServer server({quick});
+    HttpClient client = server.connect();
+    for (int i = 0; i < 20; ++i) {
+        ASSERT_TRUE(client.send(chat_text("quick", i % 2 == 0)));
+        const ClientReply reply = client.read_reply();
+        EXPECT_EQ(reply.status, 200);
+        EXPECT_TRUE(reply.whole);
+        EXPECT_EQ(reply.header("connection"), "keep-alive");
+    }
+}
+
+TEST(ConnectionTest, PipelinedRequestsAreAnsweredInOrder) {
+    const ReplayServer server({quick});
+    HttpClient client = server.connect();
+    std::string text;
+    for (int i = 0; i < 8; ++i) {
+        text +=
+            chat_text("quick", i % 2 == 0, "x-request-id: number-" + std::to_string(i) + "\r\n");
+        text += HttpClient::request_text("GET", "/version");
+    }
+    ASSERT_TRUE(client.send(text));
+    for (int i = 0; i < 8; ++i) {
+        const ClientReply chat = client.read_reply();
+        EXPECT_EQ(chat.status, 200);
+        EXPECT_EQ(chat.header("x-request-id"), "number-" + std::to_string(i));
+        EXPECT_EQ(client.read_reply().json()["server"], "percheron");
+    }
+}
+
+TEST(ConnectionTest, BodiesInEveryForm) {
+    const ReplayServer server({quick});
+    const std::string body = Json{{"messages", user_message("quick")}}.dump();
+    std::mt19937 random(5);
+    for (int round = 0; round < 20; ++round) {
+        HttpClient client = server.connect();
+        client.send(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for (std::size_t at = 0; at < body.size();) {
+            const std::size_t size = std::min<std::size_t>(1 + random() % 30, body.size() - at);
+            char head[16];
+            std::snprintf(head, sizeof head, "%zx\r\n", size);
+            client.send(head + body.substr(at, size) + "\r\n");
+            at += size;
+        }
+        client.send("0\r\n\r\n");
+        EXPECT_EQ(client.read_reply().status, 200);
+    }
+    HttpClient waiting = server.connect();
+    waiting.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+        "Content-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n");
+    ASSERT_TRUE(waiting.receive_until("HTTP/1.1 100 Continue\r\n\r\n"));
+    waiting.send(body);
+    EXPECT_EQ(waiting.read_reply().status, 200);
+}
+
+TEST(ConnectionTest, TooLargeBodiesAreRefusedWithoutReadingThem) {
+    ReplayServerOptions options;
+    options.server.max_body = 10000;
+    const ReplayServer server({quick}, options);
+    HttpClient client = server.connect();
+    client.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+        "Content-Length: 10001\r\n\r\n");
+    const ClientReply reply = client.read_reply();
+    EXPECT_EQ(reply.status, 413);
+    EXPECT_EQ(reply.json()["error"]["code"], "request_too_large");
+    EXPECT_EQ(reply.header("connection"), "close");
+
+    HttpClient pushing = server.connect();
+    pushing.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n" +
+        std::string(3000000, 'x'));
+    EXPECT_EQ(pushing.read_reply().status, 413);
+}
+
+TEST(ConnectionTest, OldClientsGetAnEndByClosing) {
+    const ReplayServer server({quick});
+    const std::string body = Json{{"messages", user_message("quick")}, {"stream", true}}.dump();
+    HttpClient client = server.connect();
+    client.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+    const ClientReply reply = client.read_reply();
+    EXPECT_EQ(reply.status, 200);
+    EXPECT_EQ(reply.header("transfer-encoding"), "");
+    EXPECT_TRUE(EventStream(reply.body).done);
+
+    HttpClient plain = server.connect();
+    plain.send("GET /health HTTP/1.0\r\n\r\n");
+    EXPECT_EQ(plain.read_reply().status, 200);
+    EXPECT_TRUE(plain.ended());
+    HttpClient kept = server.connect();
+    kept.send("GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+    EXPECT_EQ(kept.read_reply().header("connection"), "keep-alive");
+    kept.send("GET /health HTTP/1.0\r\n\r\n");
+    EXPECT_EQ(kept.read_reply().status, 200);
+}
+
+TEST(ConnectionTest, MethodsAndPaths) {
+    const ReplayServer server({quick});
+    HttpClient client = server.connect();
+    EXPECT_EQ(client.request("HEAD", "/v1/models").status, 200);
+    EXPECT_EQ(client.request("GET", "/v1/models").status, 200);
+    const ClientReply options = client.request("OPTIONS", "/v1/chat/completions");
+    EXPECT_EQ(options.status, 204);
+    EXPECT_EQ(options.header("access-control-allow-origin"), "");
+    EXPECT_NE(options.header("allow").find("POST"), std::string::npos);
+    const ClientReply wrong_method = client.request("GET", "/v1/chat/completions");
+    EXPECT_EQ(wrong_method.status, 405);
+    EXPECT_EQ(wrong_method.json()["error"]["code"], "method_not_allowed");
+    const ClientReply nowhere = client.request("POST", "/v1/nothing", "{}");
+    EXPECT_EQ(nowhere.status, 404);
+    EXPECT_EQ(nowhere.json()["error"]["code"], "not_found");
+    EXPECT_EQ(client.request("GET", "/health").status, 200);  // still the same connection
+}
+
+TEST(ConnectionTest, PagesOfOtherSitesAreRefused) {
+    const ReplayServer server({quick});
+    const Json body{{"messages", user_message("quick")}};
+    EXPECT_EQ(server.chat(body, "Origin: http://evil.example\r\n").status, 403);
+    EXPECT_EQ(server.chat(body, "Origin: null\r\n").status, 403);
+    EXPECT_EQ(server.chat(body, "Origin: http://127.0.0.1\r\n").status, 200);
+}
+
+TEST(ConnectionTest, HalfOpenAndStalledPeersHoldNoOneUp) {
+    ReplayServerOptions options;
+    options.server.header_time = std::chrono::seconds(1);
+    const ReplayServer server({quick}, options);
+    std::vector<HttpClient> stalled;
+    for (int i = 0; i < 100; ++i) {
+        stalled.push_back(server.connect());
+        if (i % 3 == 1) stalled.back().send("POST /v1/chat/comp");
+        if (i % 3 == 2) {
+            stalled.back().send(
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+                "Content-Length: 100\r\n\r\n{\"messages\"");
+        }
+    }
+    for (int i = 0; i < 20; ++i) {
+        HttpClient client = server.connect();
+        client.send(chat_text("quick"));
+        EXPECT_EQ(client.read_reply().status, 200);
+    }
+    // Those who began a request and went silent are told so.
+    for (int i = 0; i < 100; ++i) {
+        if (i % 3 == 0) continue;
+        EXPECT_EQ(stalled[static_cast<std::size_t>(i)].read_reply().status, 408);
+    }
+}
+
+TEST(ConnectionTest, SlowReadersHoldNoOneUpAndAreDropped) {
+    Json flood{{"match", "flood"}, {"steps", Json::array({"</think>"})}};
+    const std::string block(20000, '7');
+    for (int i = 0; i < 60; ++i)
+        flood["steps"].push_back({{"plain", block}});
+    ReplayServerOptions options;
+    options.context = 1048576;
+    options.server.write_silence = std::chrono::seconds(2);
+    const ReplayServer server({flood, quick}, options);
+    std::vector<HttpClient> slow;
+    for (int i = 0; i < 8; ++i) {
+        slow.push_back(server.connect());
+        slow.back().send(chat_text("flood", true));
+    }
+    for (int i = 0; i < 20; ++i) {
+        HttpClient client = server.connect();
+        client.send(chat_text("quick", true));
+        EXPECT_EQ(client.read_reply().status, 200);
+    }
+    // One that reads late gets all, or was dropped; none keeps work in the engine.
+    EXPECT_TRUE(server.settles());
+}
+
+// ---- clients that go away ---------------------------------------------------------------------
+
+TEST(DisconnectTest, EndsTheWorkInEveryPhase) {
+    ReplayServerOptions options;
+    options.max_running = 2;
+    const ReplayServer server({hang, slow_prefill, quick}, options);
+    const auto running = [&] { return server.get("/status").json()["running"].get<int>(); };
+    const auto waiting = [&] { return server.get("/status").json()["waiting"].get<int>(); };
+    for (const bool hard : {false, true}) {
+        for (const bool stream : {false, true}) {
+            for (const char* phase : {"hang", "prefill"}) {
+                std::vector<HttpClient> clients;
+                for (int i = 0; i < 5; ++i) {  // two run, three wait
+                    clients.push_back(server.connect());
+                    clients.back().send(chat_text(phase, stream));
+                }
+                while (running() != 2 || waiting() != 3) {
+                }
+                for (HttpClient& client : clients)
+                    hard ? client.reset() : client.close();
+                EXPECT_TRUE(server.settles());
+                HttpClient next = server.connect();
+                next.send(chat_text("quick"));
+                EXPECT_EQ(next.read_reply().status, 200);
+            }
+        }
+    }
+    const Json status = server.get("/status").json();
+    EXPECT_EQ(status["kv_tokens_free"], status["kv_tokens_total"]);
+    EXPECT_EQ(server.metric("vllm:num_requests_running"), 0);
+    EXPECT_EQ(server.metric("vllm:num_requests_waiting"), 0);
+    EXPECT_EQ(server.metric("percheron:disconnects_total"), 40);
+}
+
+TEST(DisconnectTest, AThousandAtRandomPointsLeaveNothing) {
+    Json talk{{"match", "talk"}, {"steps", Json::array()}, {"delay_ms", 1}, {"prefill_ms", 3}};
+    for (int i = 0; i < 40; ++i)
+        talk["steps"].push_back(" word");
+    ReplayServerOptions options;
+    options.max_running = 8;
+    options.server.max_queued = 100000;
+    const ReplayServer server({talk, quick}, options);
+    std::mt19937 random(11);
+    std::vector<HttpClient> open;
+    for (int i = 0; i < 1000; ++i) {
+        open.push_back(server.connect());
+        const std::string text = chat_text("talk", random() % 2 == 0);
+        // Some go before they have even said what they want.
+        const std::size_t length = random() % 8 == 0 ? random() % text.size() : text.size();
+        open.back().send(text.substr(0, length));
+        if (random() % 4 == 0) open.back().receive(static_cast<int>(random() % 20));
+        while (open.size() > 30) {
+            const std::size_t which = random() % open.size();
+            std::swap(open[which], open.back());
+            if (random() % 2 == 0) open.back().reset();
+            open.pop_back();
+        }
+    }
+    open.clear();
+    EXPECT_TRUE(server.settles());
+    EXPECT_EQ(server.metric("vllm:num_requests_running"), 0);
+    EXPECT_EQ(server.metric("vllm:num_requests_waiting"), 0);
+    EXPECT_EQ(server.metric("vllm:kv_cache_usage_perc"), 0);
+    HttpClient next = server.connect();
+    next.send(chat_text("quick"));
+    EXPECT_EQ(next.read_reply().status, 200);
+}
+
+// ---- shutting down ----------------------------------------------------------------------------
+
+TEST(ShutdownTest, RunningRepliesEndAndNewOnesAreRefused) {
+    Json talk{{"match", "talk"}, {"steps", Json::array({"</think>"})}, {"delay_ms", 20}};
+    for (int i = 0; i < 40; ++i)
+        talk["steps"].push_back("7");
+    ReplayServer server({talk, quick});
+    HttpClient streaming = server.connect();
+    HttpClient idle = server.connect();
+    EXPECT_EQ(idle.request("GET", "/health").status, 200);
+    streaming.send(chat_text("talk", true));
+    ASSERT_TRUE(streaming.receive_until("content"));
+    server.server().shut_down();
+    while (idle.request("GET", "/health").status == 200) {
+    }
+    HttpClient late = server.connect();
+    late.send(chat_text("quick"));
+    const ClientReply refused = late.read_reply();
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.json()["error"]["code"], "shutting_down");
+    const ClientReply reply = streaming.read_reply();
+    const EventStream stream(reply.body);
+    EXPECT_TRUE(reply.whole && stream.done);
+    std::string content;
+    for (const Json& event : stream.events) {
+        const Json& delta = event["choices"][0]["delta"];
+        if (delta.contains("content")) content += delta["content"];
+    }
+    EXPECT_EQ(content, std::string(40, '7'));
+    server.server().wait();
+}
+
+TEST(ShutdownTest, GraceIsBounded) {
+    ReplayServerOptions options;
+    options.server.grace = std::chrono::seconds(1);
+    ReplayServer server({hang}, options);
+    HttpClient streaming = server.connect();
+    HttpClient whole = server.connect();
+    streaming.send(chat_text("hang", true));
+    whole.send(chat_text("hang"));
+    ASSERT_TRUE(streaming.receive_until("reasoning"));
+    server.server().shut_down();
+    const EventStream stream(streaming.read_reply().body);
+    EXPECT_TRUE(stream.done);
+    EXPECT_EQ(stream.events.back()["error"]["code"], "shutting_down");
+    EXPECT_EQ(whole.read_reply().status, 503);
+    server.server().wait();
+}
+
+}  // namespace
+}  // namespace percheron::test

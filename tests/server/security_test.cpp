@@ -1,0 +1,283 @@
+// Closed doors: keys on every route, addresses that are never opened, hostile bodies.
+#include <fstream>
+#include <random>
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "server/key_ring.h"
+#include "server/replay_server.h"
+
+namespace percheron::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Json quick{{"match", ""}, {"steps", {"</think>", "ok"}}};
+
+// A file only its owner can read.
+class KeyFile {
+  public:
+    explicit KeyFile(const std::string& text) {
+        char name[] = "/tmp/percheron-keys-XXXXXX";
+        const int file = ::mkstemp(name);
+        ::close(file);
+        path_ = name;
+        write(text);
+    }
+    ~KeyFile() { fs::remove(path_); }
+    void write(const std::string& text) { std::ofstream(path_) << text; }
+    const fs::path& path() const { return path_; }
+
+  private:
+    fs::path path_;
+};
+
+struct RouteCase {
+    const char* method;
+    const char* path;
+    const char* body;
+};
+
+const RouteCase guarded[] = {
+    {"GET", "/v1/models", ""},
+    {"GET", "/models", ""},
+    {"GET", "/v1/models/nano", ""},
+    {"GET", "/metrics", ""},
+    {"GET", "/status", ""},
+    {"GET", "/version", ""},
+    {"GET", "/tokenizer_info", ""},
+    {"GET", "/", ""},
+    {"HEAD", "/v1/models", ""},
+    {"POST", "/tokenize", R"({"prompt":"a"})"},
+    {"POST", "/detokenize", R"({"tokens":[1]})"},
+    {"POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
+    {"POST", "/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
+};
+
+TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
+    const KeyFile file("# two keys\n\nalice  sk-alice-1\nsk-plain\n");
+    ReplayServerOptions options;
+    options.server.api_key_file = file.path();
+    const ReplayServer server({quick}, options);
+    for (const RouteCase& route : guarded) {
+        SCOPED_TRACE(std::string(route.method) + " " + route.path);
+        const auto status = [&](std::string_view headers) {
+            return server.connect().request(route.method, route.path, route.body, headers).status;
+        };
+        for (const char* wrong :
+             {"", "Authorization: Bearer wrong\r\n", "Authorization: Bearer \r\n",
+              "Authorization: Bearer alice\r\n", "Authorization: Bearer sk-plain2\r\n",
+              "Authorization: sk-plain\r\n", "x-api-key: sk-plai\r\n",
+              "Authorization: Basic c2stcGxhaW46\r\n"}) {
+            EXPECT_EQ(status(wrong), 401) << wrong;
+        }
+        for (const char* right :
+             {"Authorization: Bearer sk-plain\r\n", "authorization: bearer sk-alice-1\r\n",
+              "x-api-key: sk-plain\r\n", "Authorization: Basic dXNlcjpzay1wbGFpbg==\r\n"}) {
+            EXPECT_EQ(status(right), 200) << right;
+        }
+    }
+    // Unknown paths and methods tell nothing to those without a key.
+    EXPECT_EQ(server.get("/nothing").status, 401);
+    EXPECT_EQ(server.connect().request("DELETE", "/v1/models").status, 401);
+    EXPECT_EQ(server.connect().request("OPTIONS", "/v1/chat/completions").status, 401);
+    EXPECT_EQ(server.get("/health").status, 200);
+    EXPECT_EQ(server.get("/health", "Authorization: Bearer sk-plain\r\n").status, 200);
+    const ClientReply refused = server.get("/v1/models");
+    EXPECT_EQ(refused.json()["error"]["code"], "invalid_api_key");
+}
+
+TEST(KeysTest, ChangesAreSeenAndOpenFilesRefused) {
+    KeyFile file("first\n");
+    auto ring = server::KeyRing::load(file.path());
+    ASSERT_TRUE(ring.ok());
+    const auto passes = [&](const std::string& key) {
+        server::HttpRequest request;
+        request.headers.push_back({"Authorization", "Bearer " + key});
+        return ring->label_of(request).has_value();
+    };
+    EXPECT_TRUE(passes("first"));
+    file.write("label second\n");
+    EXPECT_TRUE(ring->refresh().ok());
+    EXPECT_FALSE(passes("first"));
+    EXPECT_TRUE(passes("second"));
+    file.write("third-key\n");
+    for (const mode_t mode : {0640, 0604, 0660, 0644}) {
+        ::chmod(file.path().c_str(), mode);
+        EXPECT_FALSE(ring->refresh().ok());
+        EXPECT_TRUE(ring->refresh().ok());  // said once
+        EXPECT_TRUE(passes("second"));
+        const auto fresh = server::KeyRing::load(file.path());
+        EXPECT_FALSE(fresh.ok());
+    }
+    ::chmod(file.path().c_str(), 0600);
+    EXPECT_TRUE(ring->refresh().ok());
+    EXPECT_TRUE(passes("third-key"));
+    file.write("# none\n");
+    EXPECT_FALSE(server::KeyRing::load(file.path()).ok());
+    EXPECT_FALSE(server::KeyRing::load("/nonexistent/keys").ok());
+}
+
+TEST(KeysTest, ARunningServerTakesNewKeys) {
+    KeyFile file("before\n");
+    ReplayServerOptions options;
+    options.server.api_key_file = file.path();
+    const ReplayServer server({quick}, options);
+    EXPECT_EQ(server.get("/version", "x-api-key: before\r\n").status, 200);
+    file.write("after-the-change\n");
+    while (server.get("/version", "x-api-key: after-the-change\r\n").status != 200) {
+    }
+    EXPECT_EQ(server.get("/version", "x-api-key: before\r\n").status, 401);
+}
+
+// Listens and counts who comes.
+class Trap {
+  public:
+    Trap() {
+        fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        ::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address);
+        ::listen(fd_, 16);
+        socklen_t size = sizeof address;
+        ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
+        port_ = ntohs(address.sin_port);
+    }
+    ~Trap() { ::close(fd_); }
+    std::string port() const { return std::to_string(port_); }
+    bool sprung() const { return ::accept(fd_, nullptr, nullptr) >= 0; }
+
+  private:
+    int fd_ = -1;
+    std::uint16_t port_ = 0;
+};
+
+TEST(ImagesTest, NoAddressIsEverOpened) {
+    const ReplayServer server({quick});
+    const Trap trap;
+    const std::string urls[] = {"http://127.0.0.1:" + trap.port() + "/a.png",
+                                "http://localhost:" + trap.port() + "/a.png",
+                                "https://127.0.0.1:" + trap.port() + "/a.png",
+                                "http://[::1]:" + trap.port() + "/a.png",
+                                "http://[::ffff:127.0.0.1]:" + trap.port() + "/a.png",
+                                "http://2130706433:" + trap.port() + "/a.png",
+                                "http://169.254.169.254/latest/meta-data/",
+                                "HTTP://127.0.0.1:" + trap.port() + "/",
+                                "ftp://127.0.0.1:" + trap.port() + "/",
+                                "file:///etc/passwd",
+                                "/etc/passwd",
+                                "//127.0.0.1:" + trap.port() + "/",
+                                ""};
+    for (const std::string& url : urls) {
+        for (const bool nested : {true, false}) {
+            Json part{{"type", "image_url"}};
+            part["image_url"] = nested ? Json{{"url", url}} : Json(url);
+            const Json messages = Json::array(
+                {{{"role", "user"},
+                  {"content", Json::array({{{"type", "text"}, {"text", "see"}}, part})}}});
+            const ClientReply reply = server.chat({{"messages", messages}});
+            EXPECT_EQ(reply.status, 400) << url;
+            EXPECT_EQ(reply.json()["error"]["code"], "invalid_value") << url;
+        }
+    }
+    EXPECT_FALSE(trap.sprung());
+    const Json data = Json::array(
+        {{{"role", "user"},
+          {"content",
+           Json::array({{{"type", "image_url"},
+                         {"image_url", {{"url", "data:image/png;base64,iVBORw0KGgo="}}}}})}}});
+    const ClientReply reply = server.chat({{"messages", data}});
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_EQ(reply.json()["error"]["code"], "vision_unavailable");
+    const Json video = Json::array(
+        {{{"role", "user"},
+          {"content",
+           Json::array({{{"type", "video_url"}, {"video_url", {{"url", "data:x"}}}}})}}});
+    EXPECT_EQ(server.chat({{"messages", video}}).json()["error"]["code"], "unsupported_parameter");
+}
+
+TEST(HostileTest, NestingAndSizesAreBounded) {
+    const ReplayServer server({quick});
+    const auto send = [&](const std::string& body) {
+        return server.connect().request("POST", "/v1/chat/completions", body);
+    };
+    EXPECT_EQ(send(std::string(1000000, '[')).status, 400);
+    std::string deep = "{\"messages\":";
+    for (int i = 0; i < 100000; ++i)
+        deep += "{\"a\":";
+    EXPECT_EQ(send(deep).status, 400);
+    std::string members = "{";
+    for (int i = 0; i < 200000; ++i)
+        members += "\"k" + std::to_string(i) + "\":1,";
+    EXPECT_EQ(send(members + "\"z\":1}").status, 413);
+    EXPECT_EQ(send("{\"messages\":[" + std::string(5000000, ',') + "]}").status, 413);
+    EXPECT_EQ(send("{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\xfe\"}]}").status, 400);
+    EXPECT_EQ(send("{\"temperature\":1e999}").status, 400);
+    EXPECT_EQ(send("").status, 400);
+    EXPECT_EQ(send("null").status, 400);
+    EXPECT_EQ(server.get("/health").status, 200);
+}
+
+// Deterministic mutations of good requests: every one is answered, none with 5xx, and the server
+// is as well afterwards as before.
+TEST(HostileTest, TenThousandMalformedRequestsAreAllAnswered) {
+    const ReplayServer server({quick});
+    const std::vector<std::string> seeds{
+        HttpClient::request_text(
+            "POST", "/v1/chat/completions",
+            R"({"model":"nano","messages":[{"role":"user","content":"Hello"}],"stream":true,)"
+            R"("stream_options":{"include_usage":true},"temperature":0.5,"stop":["a"],"n":1,)"
+            R"("tools":[{"type":"function","function":{"name":"f","parameters":{}}}]})"),
+        HttpClient::request_text("POST", "/tokenize", R"({"prompt":"Hello there"})"),
+        HttpClient::request_text("GET", "/v1/models", {}, "Accept: */*\r\n"),
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "10\r\n{\"messages\":[{\"r\r\n19\r\nole\":\"user\",\"content\":\"x\"}\r\n2\r\n]}"
+        "\r\n0\r\n\r\n"};
+    std::mt19937 random(2026);
+    const std::string special = "\"\\{}[]:,\r\n \t\0\x7f\xff%/";
+    int good = 0;
+    for (int round = 0; round < 10000; ++round) {
+        std::string bytes = seeds[random() % seeds.size()];
+        const int changes = 1 + static_cast<int>(random() % 8);
+        for (int change = 0; change < changes && !bytes.empty(); ++change) {
+            const std::size_t at = random() % bytes.size();
+            switch (random() % 5) {
+                case 0:
+                    bytes[at] = static_cast<char>(random() % 256);
+                    break;
+                case 1:
+                    bytes[at] = special[random() % special.size()];
+                    break;
+                case 2:
+                    bytes.erase(at, 1 + random() % 12);
+                    break;
+                case 3:
+                    bytes.insert(at, bytes.substr(random() % bytes.size(), 1 + random() % 12));
+                    break;
+                default:
+                    bytes.resize(at);
+            }
+        }
+        if (bytes.find_first_not_of("\r\n") == std::string::npos) bytes = "?";
+        HttpClient client = server.connect();
+        ASSERT_TRUE(client.connected());
+        client.send(bytes);
+        client.end_output();
+        const ClientReply reply = client.read_reply();
+        ASSERT_GE(reply.status, 200) << round << ": " << bytes;
+        ASSERT_LT(reply.status, 500) << round << ": " << bytes;
+        if (reply.status >= 400) {
+            EXPECT_TRUE(reply.json()["error"]["code"].is_string()) << reply.body;
+        } else {
+            ++good;
+        }
+    }
+    EXPECT_GT(good, 50);  // some mutations hurt nothing, so the rest of the way was walked too
+    EXPECT_TRUE(server.settles());
+    EXPECT_EQ(server.get("/health").status, 200);
+}
+
+}  // namespace
+}  // namespace percheron::test
