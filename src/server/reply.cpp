@@ -190,7 +190,8 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
     Choice& choice = choices_[finished.choice];
     pieces_.clear();
     events_.clear();
-    choice.stream.finish(events_);
+    const bool stopped = choice.stopped || finished.reason == FinishReason::stop_token;
+    choice.stream.finish(stopped ? ReplyStream::End::stopped : ReplyStream::End::cut, events_);
     collect(choice);
     count(choice);
 

@@ -14,7 +14,7 @@ Json ask(Json more = Json::object()) {
 }
 
 TEST(FieldsTest, WhatHarnessesSendIsAccepted) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::vector<Json> bodies{
         ask({{"model", "anything"},
              {"max_completion_tokens", 20},
@@ -57,7 +57,7 @@ TEST(FieldsTest, WhatHarnessesSendIsAccepted) {
 }
 
 TEST(FieldsTest, OutOfRangeNamesTheField) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::pair<const char*, std::vector<Json>> wrong[] = {
         {"temperature", {-0.1, 2.5, "hot", true}},
         {"top_p", {0, 1.1, -1}},
@@ -98,7 +98,7 @@ TEST(FieldsTest, OutOfRangeNamesTheField) {
 }
 
 TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::vector<std::pair<const char*, Json>> foreign{
         {"response_format", {{"type", "json_object"}}},
         {"response_format", {{"type", "json_schema"}, {"json_schema", {{"name", "x"}}}}},
@@ -123,7 +123,7 @@ TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
 }
 
 TEST(ModelsTest, ListAndSingle) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     for (const char* path : {"/v1/models", "/models", "/v1/models/"}) {
         const ClientReply reply = server.get(path);
         EXPECT_EQ(reply.status, 200);
@@ -142,7 +142,7 @@ TEST(ModelsTest, ListAndSingle) {
 TEST(ModelsTest, StrictModelRefusesOtherNames) {
     ReplayServerOptions options;
     options.server.strict_model = true;
-    const ReplayServer server({quick}, options);
+    const ReplayServer server(Lines{quick}, options);
     EXPECT_EQ(server.chat(ask({{"model", "nano"}})).status, 200);
     const ClientReply reply = server.chat(ask({{"model", "gpt"}}));
     EXPECT_EQ(reply.status, 404);
@@ -167,7 +167,7 @@ TEST(HealthTest, Is503UntilTheModelIsThere) {
 }
 
 TEST(MetricsTest, AllNamesAreThereAtZeroFromTheStart) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::string text = server.get("/metrics").body;
     for (const std::string prefix : {"vllm:", "percheron:"}) {
         for (const std::string name :
@@ -192,7 +192,7 @@ TEST(MetricsTest, AllNamesAreThereAtZeroFromTheStart) {
 
 TEST(MetricsTest, CountWhatHappened) {
     Json line{{"match", ""}, {"steps", {"a", " b</think>", "c d", "<|user|>"}}};
-    const ReplayServer server({line});
+    const ReplayServer server(Lines{line});
     int prompt = 0;
     int completion = 0;
     for (int i = 0; i < 5; ++i) {
@@ -210,7 +210,7 @@ TEST(MetricsTest, CountWhatHappened) {
 }
 
 TEST(TokenizeTest, CountsAndComesBack) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const auto post = [&](const char* path, const Json& body) {
         return server.connect().request("POST", path, body.dump());
     };
@@ -232,7 +232,7 @@ TEST(TokenizeTest, CountsAndComesBack) {
 }
 
 TEST(RequestIdTest, IsEchoedOrMade) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     EXPECT_EQ(server.chat(ask(), "X-Request-ID: abc-1\r\n").header("x-request-id"), "abc-1");
     EXPECT_EQ(server.chat(ask(), "x-correlation-id: c2\r\n").header("x-request-id"), "c2");
     EXPECT_NE(server.chat(ask()).header("x-request-id"), "");

@@ -245,7 +245,7 @@ TEST(ChatTools, CallWithoutArgumentsIsAnnouncedBeforeTheEnd) {
     request["stream"] = true;
     const auto ids = tokens_of("</think><tool_call>list_rooms</tool_call><|observation|>");
     for (std::size_t size = 1; size <= ids.size(); ++size) {
-        const ReplayServer server({{{"steps", steps_of(ids, size)}}});
+        const ReplayServer server(Lines{{{"steps", steps_of(ids, size)}}});
         const EventStream stream(server.chat(request).body);
         std::string arguments;
         bool before_finish = false;
@@ -349,7 +349,7 @@ TEST(ChatReasoning, EffortIsMappedEchoedAndRefused) {
     const std::pair<const char*, const char*> levels[] = {{"minimal", "low"}, {"low", "low"},
                                                           {"medium", "high"}, {"high", "high"},
                                                           {"xhigh", "max"},   {"max", "max"}};
-    const ReplayServer server({{{"match", ""}, {"steps", {"</think>ok"}}}});
+    const ReplayServer server(Lines{{{"match", ""}, {"steps", {"</think>ok"}}}});
     std::map<std::string, int> prompt_tokens;
     for (const auto& [given, effective] : levels) {
         Json request = ask();
@@ -361,7 +361,7 @@ TEST(ChatReasoning, EffortIsMappedEchoedAndRefused) {
     Json null_effort = ask();
     null_effort["reasoning_effort"] = nullptr;
     EXPECT_EQ(server.chat(null_effort).json()["reasoning_effort"], "max");
-    for (const Json wrong : {Json("none"), Json("MAX"), Json(3), Json("")}) {
+    for (const Json& wrong : {Json("none"), Json("MAX"), Json(3), Json("")}) {
         Json request = ask();
         request["reasoning_effort"] = wrong;
         const ClientReply reply = server.chat(request);
@@ -374,7 +374,7 @@ TEST(ChatReasoning, EffortIsMappedEchoedAndRefused) {
 // ---- usage ------------------------------------------------------------------------------------
 
 TEST(ChatUsage, ComesExactlyWhenAskedFor) {
-    const ReplayServer server({{{"match", ""}, {"steps", {"a", " b", "</think>", "c", " d"}}}});
+    const ReplayServer server(Lines{{{"match", ""}, {"steps", {"a", " b", "</think>", "c", " d"}}}});
     Json request = ask();
     request["stream"] = true;
     const auto events_with = [&](const Json& options) {
@@ -409,7 +409,7 @@ TEST(ChatUsage, ComesExactlyWhenAskedFor) {
 }
 
 TEST(ChatUsage, DraftCountsEveryStep) {
-    const ReplayServer server({{{"match", ""},
+    const ReplayServer server(Lines{{{"match", ""},
                                 {"steps", {"</think>", "a b c", "d e"}},
                                 {"draft", {{"drafted", 3}, {"accepted", 2}}}}});
     const Json usage = server.chat(ask()).json()["usage"];
@@ -502,7 +502,7 @@ TEST(ChatLimits, ContextPolicyIsOneForAll) {
     Json line{{"match", ""}, {"steps", Json::array()}};
     for (int i = 0; i < 400; ++i)
         line["steps"].push_back(i == 0 ? "</think>" : "7");
-    const ReplayServer server({line}, options);
+    const ReplayServer server(Lines{line}, options);
     // A message that makes a prompt of exactly so many tokens: every digit is one.
     const int frame = server.chat(ask("7")).json()["usage"]["prompt_tokens"].get<int>() - 1;
     const auto prompt = [&](int tokens) { return ask(std::string(tokens - frame, '7')); };
@@ -542,7 +542,7 @@ TEST(ChatLimits, ContextPolicyIsOneForAll) {
 TEST(ChatLimits, MaxTokensOfOneAndIgnoredStops) {
     const Json line{{"match", ""},
                     {"steps", {"a", "b</think>", "c", "<|user|>", "d", "<|endoftext|>"}}};
-    const ReplayServer server({line});
+    const ReplayServer server(Lines{line});
     Json request = ask();
     request["max_completion_tokens"] = 1;
     const Understood one = understand_whole(server.chat(request));
@@ -572,7 +572,7 @@ TEST(ChatTokens, IdsAreCompleteAndOnEveryChunk) {
         numbers.push_back(to_int(id));
     EXPECT_EQ(reply.token_ids, numbers);
 
-    const ReplayServer server({{{"steps", steps_of(ids, 1)}}});
+    const ReplayServer server(Lines{{{"steps", steps_of(ids, 1)}}});
     request["stream"] = true;
     const EventStream stream(server.chat(request).body);
     for (const Json& event : stream.events) {
@@ -588,7 +588,7 @@ TEST(ChatTokens, LogprobsHaveOneEntryAToken) {
     const auto ids = tokens_of("Hm.</think>Yes \xF0\x9F\x98\x80<|endoftext|>");
     for (const std::size_t size : {std::size_t{1}, std::size_t{3}, ids.size()}) {
         Json line{{"steps", steps_of(ids, size)}, {"logprob", -0.25}};
-        const ReplayServer server({line, line});
+        const ReplayServer server(Lines{line, line});
         Json request = ask();
         request["logprobs"] = true;
         request["top_logprobs"] = 2;
@@ -679,7 +679,7 @@ TEST(ChatErrors, FaultBeforeAndAfterTheFirstToken) {
 }
 
 TEST(ChatErrors, ReplayRunsOut) {
-    const ReplayServer server({{{"steps", {"</think>only"}}}});
+    const ReplayServer server(Lines{{{"steps", {"</think>only"}}}});
     EXPECT_EQ(server.chat(ask()).status, 200);
     for (const bool stream : {false, true}) {
         Json request = ask();
@@ -705,7 +705,7 @@ TEST(ChatErrors, FullQueueIsRefusedAndServedLater) {
     ReplayServerOptions options;
     options.max_running = 1;
     options.server.max_queued = 2;
-    const ReplayServer server({{{"match", "hang"}, {"steps", {"x"}}, {"finish", "hang"}},
+    const ReplayServer server(Lines{{{"match", "hang"}, {"steps", {"x"}}, {"finish", "hang"}},
                                {{"match", ""}, {"steps", {"</think>ok"}}}},
                               options);
     Json hang = ask("hang");

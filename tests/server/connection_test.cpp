@@ -19,7 +19,7 @@ std::string chat_text(const std::string& message, bool stream = false,
 }
 
 TEST(ConnectionTest, ServesManyRequestsOnOneConnection) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     HttpClient client = server.connect();
     for (int i = 0; i < 20; ++i) {
         ASSERT_TRUE(client.send(chat_text("quick", i % 2 == 0)));
@@ -31,7 +31,7 @@ TEST(ConnectionTest, ServesManyRequestsOnOneConnection) {
 }
 
 TEST(ConnectionTest, PipelinedRequestsAreAnsweredInOrder) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     HttpClient client = server.connect();
     std::string text;
     for (int i = 0; i < 8; ++i) {
@@ -49,7 +49,7 @@ TEST(ConnectionTest, PipelinedRequestsAreAnsweredInOrder) {
 }
 
 TEST(ConnectionTest, BodiesInEveryForm) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::string body = Json{{"messages", user_message("quick")}}.dump();
     std::mt19937 random(5);
     for (int round = 0; round < 20; ++round) {
@@ -79,7 +79,7 @@ TEST(ConnectionTest, BodiesInEveryForm) {
 TEST(ConnectionTest, TooLargeBodiesAreRefusedWithoutReadingThem) {
     ReplayServerOptions options;
     options.server.max_body = 10000;
-    const ReplayServer server({quick}, options);
+    const ReplayServer server(Lines{quick}, options);
     HttpClient client = server.connect();
     client.send(
         "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
@@ -97,7 +97,7 @@ TEST(ConnectionTest, TooLargeBodiesAreRefusedWithoutReadingThem) {
 }
 
 TEST(ConnectionTest, OldClientsGetAnEndByClosing) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::string body = Json{{"messages", user_message("quick")}, {"stream", true}}.dump();
     HttpClient client = server.connect();
     client.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " +
@@ -119,7 +119,7 @@ TEST(ConnectionTest, OldClientsGetAnEndByClosing) {
 }
 
 TEST(ConnectionTest, MethodsAndPaths) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     HttpClient client = server.connect();
     EXPECT_EQ(client.request("HEAD", "/v1/models").status, 200);
     EXPECT_EQ(client.request("GET", "/v1/models").status, 200);
@@ -137,7 +137,7 @@ TEST(ConnectionTest, MethodsAndPaths) {
 }
 
 TEST(ConnectionTest, PagesOfOtherSitesAreRefused) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const Json body{{"messages", user_message("quick")}};
     EXPECT_EQ(server.chat(body, "Origin: http://evil.example\r\n").status, 403);
     EXPECT_EQ(server.chat(body, "Origin: null\r\n").status, 403);
@@ -147,7 +147,7 @@ TEST(ConnectionTest, PagesOfOtherSitesAreRefused) {
 TEST(ConnectionTest, HalfOpenAndStalledPeersHoldNoOneUp) {
     ReplayServerOptions options;
     options.server.header_time = std::chrono::seconds(1);
-    const ReplayServer server({quick}, options);
+    const ReplayServer server(Lines{quick}, options);
     std::vector<HttpClient> stalled;
     for (int i = 0; i < 100; ++i) {
         stalled.push_back(server.connect());
@@ -178,7 +178,7 @@ TEST(ConnectionTest, SlowReadersHoldNoOneUpAndAreDropped) {
     ReplayServerOptions options;
     options.context = 1048576;
     options.server.write_silence = std::chrono::seconds(2);
-    const ReplayServer server({flood, quick}, options);
+    const ReplayServer server(Lines{flood, quick}, options);
     std::vector<HttpClient> slow;
     for (int i = 0; i < 8; ++i) {
         slow.push_back(server.connect());
@@ -198,7 +198,7 @@ TEST(ConnectionTest, SlowReadersHoldNoOneUpAndAreDropped) {
 TEST(DisconnectTest, EndsTheWorkInEveryPhase) {
     ReplayServerOptions options;
     options.max_running = 2;
-    const ReplayServer server({hang, slow_prefill, quick}, options);
+    const ReplayServer server(Lines{hang, slow_prefill, quick}, options);
     const auto running = [&] { return server.get("/status").json()["running"].get<int>(); };
     const auto waiting = [&] { return server.get("/status").json()["waiting"].get<int>(); };
     for (const bool hard : {false, true}) {
@@ -234,7 +234,7 @@ TEST(DisconnectTest, AThousandAtRandomPointsLeaveNothing) {
     ReplayServerOptions options;
     options.max_running = 8;
     options.server.max_queued = 100000;
-    const ReplayServer server({talk, quick}, options);
+    const ReplayServer server(Lines{talk, quick}, options);
     std::mt19937 random(11);
     std::vector<HttpClient> open;
     for (int i = 0; i < 1000; ++i) {
@@ -267,7 +267,7 @@ TEST(ShutdownTest, RunningRepliesEndAndNewOnesAreRefused) {
     Json talk{{"match", "talk"}, {"steps", Json::array({"</think>"})}, {"delay_ms", 20}};
     for (int i = 0; i < 40; ++i)
         talk["steps"].push_back("7");
-    ReplayServer server({talk, quick});
+    ReplayServer server(Lines{talk, quick});
     HttpClient streaming = server.connect();
     HttpClient idle = server.connect();
     EXPECT_EQ(idle.request("GET", "/health").status, 200);
@@ -296,7 +296,7 @@ TEST(ShutdownTest, RunningRepliesEndAndNewOnesAreRefused) {
 TEST(ShutdownTest, GraceIsBounded) {
     ReplayServerOptions options;
     options.server.grace = std::chrono::seconds(1);
-    ReplayServer server({hang}, options);
+    ReplayServer server(Lines{hang}, options);
     HttpClient streaming = server.connect();
     HttpClient whole = server.connect();
     streaming.send(chat_text("hang", true));

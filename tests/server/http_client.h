@@ -54,6 +54,13 @@ class HttpClient {
           connected_(other.connected_),
           buffer_(std::move(other.buffer_)) {}
 
+    HttpClient& operator=(HttpClient&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        std::swap(connected_, other.connected_);
+        std::swap(buffer_, other.buffer_);
+        return *this;
+    }
+
     bool connected() const { return connected_; }
     int fd() const { return fd_; }
 

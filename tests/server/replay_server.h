@@ -16,6 +16,8 @@
 
 namespace percheron::test {
 
+using Lines = std::vector<Json>;  // of a replay file
+
 struct ReplayServerOptions {
     server::ServerOptions server;
     std::uint32_t context = 4096;
@@ -28,7 +30,7 @@ inline std::filesystem::path nano_folder() {
 
 class ReplayServer {
   public:
-    explicit ReplayServer(const std::vector<Json>& lines, ReplayServerOptions options = {}) {
+    explicit ReplayServer(const Lines& lines, ReplayServerOptions options = {}) {
         options.server.port = 0;
         options.server.version = "test";
         auto listening = server::Server::listen(options.server);

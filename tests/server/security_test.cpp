@@ -59,7 +59,7 @@ TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
     const KeyFile file("# two keys\n\nalice  sk-alice-1\nsk-plain\n");
     ReplayServerOptions options;
     options.server.api_key_file = file.path();
-    const ReplayServer server({quick}, options);
+    const ReplayServer server(Lines{quick}, options);
     for (const RouteCase& route : guarded) {
         SCOPED_TRACE(std::string(route.method) + " " + route.path);
         const auto status = [&](std::string_view headers) {
@@ -123,7 +123,7 @@ TEST(KeysTest, ARunningServerTakesNewKeys) {
     KeyFile file("before\n");
     ReplayServerOptions options;
     options.server.api_key_file = file.path();
-    const ReplayServer server({quick}, options);
+    const ReplayServer server(Lines{quick}, options);
     EXPECT_EQ(server.get("/version", "x-api-key: before\r\n").status, 200);
     file.write("after-the-change\n");
     while (server.get("/version", "x-api-key: after-the-change\r\n").status != 200) {
@@ -155,7 +155,7 @@ class Trap {
 };
 
 TEST(ImagesTest, NoAddressIsEverOpened) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const Trap trap;
     const std::string urls[] = {"http://127.0.0.1:" + trap.port() + "/a.png",
                                 "http://localhost:" + trap.port() + "/a.png",
@@ -199,7 +199,7 @@ TEST(ImagesTest, NoAddressIsEverOpened) {
 }
 
 TEST(HostileTest, NestingAndSizesAreBounded) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const auto send = [&](const std::string& body) {
         return server.connect().request("POST", "/v1/chat/completions", body);
     };
@@ -223,7 +223,7 @@ TEST(HostileTest, NestingAndSizesAreBounded) {
 // Deterministic mutations of good requests: every one is answered, none with 5xx, and the server
 // is as well afterwards as before.
 TEST(HostileTest, TenThousandMalformedRequestsAreAllAnswered) {
-    const ReplayServer server({quick});
+    const ReplayServer server(Lines{quick});
     const std::vector<std::string> seeds{
         HttpClient::request_text(
             "POST", "/v1/chat/completions",
