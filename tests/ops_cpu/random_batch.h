@@ -39,7 +39,8 @@ inline constexpr std::size_t ring = 16;
 // multiple of 64, everything committed.
 inline std::unique_ptr<RandomBatch> random_batch(Random& random, NumericClass numeric_class,
                                                  std::size_t sequences, std::size_t most_position,
-                                                 std::size_t vocabulary = 10) {
+                                                 std::size_t vocabulary = 10,
+                                                 std::size_t most_rows = 150) {
     auto batch = std::make_unique<RandomBatch>();
     std::vector<std::uint32_t> slots(sequences);
     std::iota(slots.begin(), slots.end(), 0u);
@@ -52,8 +53,8 @@ inline std::unique_ptr<RandomBatch> random_batch(Random& random, NumericClass nu
         s.slot = RequestSlot{slots[i]};
         if (numeric_class == NumericClass::prefill) {
             s.first_position = static_cast<Position>(random.between(0, most_position / 64) * 64);
-            s.row_count =
-                static_cast<std::uint32_t>(random.between(1, random.between(0, 3) == 0 ? 150 : 40));
+            s.row_count = static_cast<std::uint32_t>(
+                random.between(1, random.between(0, 3) == 0 ? most_rows : most_rows / 4));
             s.state_position = s.first_position;
             s.commit_rows = s.row_count;
         } else {

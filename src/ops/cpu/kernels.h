@@ -38,10 +38,14 @@ struct PackedRows {
     std::size_t rows = 0;
 };
 
-// Floats of scratch that product() needs for inputs of width k: a panel of dequantised rows.
-inline constexpr std::size_t panel_rows = 24;
+// Scratch that product() and product_transposed() need for inputs of width k: a panel of
+// dequantised outputs, sized to stay in the second cache, and a few scaled inputs.
+inline constexpr std::size_t most_rows_in_registers = 16;
+constexpr std::size_t panel_rows(std::size_t k) {
+    return k <= 4096 ? 48 : 24;
+}
 constexpr std::size_t panel_floats(std::size_t k) {
-    return panel_rows * packed_width(k);
+    return (panel_rows(k) + most_rows_in_registers) * packed_width(k);
 }
 
 struct KdaStepHead;

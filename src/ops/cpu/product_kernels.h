@@ -8,8 +8,10 @@
 // Few rows dequantise in registers.  Many rows dequantise a panel of outputs into floats first
 // (the same values in the same order) and then meet the panel.
 //
-// A weight is its exact dequantised float, as dequantise_row makes it: the 4-bit lookup table and
-// the scale of an 8-bit block are multiplied before the product, with one rounding.
+// A 4-bit weight is its exact dequantised float, as dequantise_row makes it: the lookup table is
+// scaled before the product.  The scale of an 8-bit block serves 128 outputs, so it is multiplied
+// into the inputs once for all of them; code times scaled input instead of scaled code times input
+// is the same up to one rounding of a float, and saves a multiplication a vector of weights.
 #pragma once
 
 #include "ops/cpu/math_kernels.h"
@@ -66,36 +68,35 @@ struct Bf16Tile {
     }
 };
 
-// FP8 in blocks of 128 x 128: one scale a row and group, the last blocks may be ragged.
+// FP8 codes without their scales, which are multiplied into the inputs (product_fp8).
 template <class V, int W>
 struct Fp8Tile {
     const std::uint8_t* rows[W];
-    const float* scales[W];
     void open(const WeightMatrix& weight, int w, std::size_t n) {
         rows[w] = static_cast<const std::uint8_t*>(weight.data) + n * weight.k;
-        scales[w] = static_cast<const float*>(weight.scales) +
-                    (n / group) * ((weight.k + group - 1) / group);
     }
     template <class Use>
     void run(std::size_t k, Use&& use) const {
-        for (std::size_t g = 0; g * group < k; ++g) {
-            typename V::F scale[W];
+        using F = typename V::F;
+        constexpr std::size_t step = 2 * V::lanes;
+        std::size_t i = 0;
+        for (; i + step <= k; i += step) {
 #pragma GCC unroll 8
-            for (int w = 0; w < W; ++w)
-                scale[w] = V::set1(scales[w][g] * 256.0f);
-            const std::size_t end = g * group + group < k ? g * group + group : k;
-            std::size_t i = g * group;
-            for (; i + V::lanes <= end; i += V::lanes) {
-#pragma GCC unroll 8
-                for (int w = 0; w < W; ++w)
-                    use(w, i, V::mul(V::load_e4m3(rows[w] + i), scale[w]));
+            for (int w = 0; w < W; ++w) {
+                F pair[2];
+                V::load_e4m3_pair(rows[w] + i, pair);
+                use(w, i, pair[0]);
+                use(w, i + V::lanes, pair[1]);
             }
-            if (i < end) {
-                for (int w = 0; w < W; ++w) {
-                    std::uint8_t padded[16] = {};
-                    std::memcpy(padded, rows[w] + i, end - i);
-                    use(w, i, V::mul(V::load_e4m3(padded), scale[w]));
-                }
+        }
+        if (i < k) {
+            for (int w = 0; w < W; ++w) {
+                std::uint8_t padded[step] = {};
+                F pair[2];
+                std::memcpy(padded, rows[w] + i, k - i);
+                V::load_e4m3_pair(padded, pair);
+                use(w, i, pair[0]);
+                if (k - i > V::lanes) use(w, i + V::lanes, pair[1]);
             }
         }
     }
@@ -119,11 +120,12 @@ struct NibbleTile {
             for (int w = 0; w < W; ++w)
                 scale[w] = V::nibble_scale(widened(scales[w][g]));
             for (std::size_t word = 0; word < 16; word += V::lanes) {
+                const std::size_t i = g * group + word * 8;
+                const std::size_t at = g * 16 + word;
                 typename V::Words words[W];
 #pragma GCC unroll 8
                 for (int w = 0; w < W; ++w)
-                    words[w] = V::load_words(rows[w] + g * 16 + word);
-                const std::size_t i = g * group + word * 8;
+                    words[w] = V::load_words(rows[w] + at);
 #pragma GCC unroll 8
                 for (std::size_t nibble = 0; nibble < 8; ++nibble) {
 #pragma GCC unroll 8
@@ -169,6 +171,18 @@ void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t las
                 sums[w][r] = V::fma(value, V::load(x + static_cast<std::size_t>(r) * stride + i),
                                     sums[w][r]);
         });
+        if constexpr (W % 4 == 0) {
+            if (n + W <= last) {
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                    for (int w = 0; w < W; w += 4)
+                        V::store_sums4(
+                            out + static_cast<std::size_t>(r) * out_stride + (n + w - first),
+                            sums[w][r], sums[w + 1][r], sums[w + 2][r], sums[w + 3][r]);
+                continue;
+            }
+        }
 #pragma GCC unroll 8
         for (int w = 0; w < W; ++w) {
             if (n + w >= last) break;
@@ -235,6 +249,15 @@ void fill_panel_plainly(const WeightMatrix& weight, std::size_t first, std::size
     }
 }
 
+inline WeightMatrix panel_matrix(const float* panel, std::size_t n, std::size_t width) {
+    WeightMatrix matrix;
+    matrix.format = WeightFormat::f32;
+    matrix.n = n;
+    matrix.k = width;
+    matrix.data = panel;
+    return matrix;
+}
+
 // Every row against a panel of floats.
 template <class V>
 void product_with_panel(const WeightMatrix& panel, const PackedRows& x, float* out,
@@ -250,8 +273,6 @@ void product_with_panel(const WeightMatrix& panel, const PackedRows& x, float* o
                                       x.stride, out + row * out_stride, out_stride);
 }
 
-inline constexpr std::size_t most_rows_in_registers = 16;
-
 template <class V, template <class, int> class Tile>
 void product_of_format(const WeightMatrix& weight, std::size_t first, std::size_t last,
                        const PackedRows& x, float* out, std::size_t out_stride, float* panel) {
@@ -260,8 +281,8 @@ void product_of_format(const WeightMatrix& weight, std::size_t first, std::size_
         return;
     }
     const std::size_t width = packed_width(weight.k);
-    for (std::size_t n = first; n < last; n += panel_rows) {
-        const std::size_t end = n + panel_rows < last ? n + panel_rows : last;
+    for (std::size_t n = first; n < last; n += panel_rows(weight.k)) {
+        const std::size_t end = n + panel_rows(weight.k) < last ? n + panel_rows(weight.k) : last;
         if (x.rows <= most_rows_in_registers) {
             const std::size_t half = (x.rows + 1) / 2;
             product_up_to_8<V, Tile>(half, weight, n, end, x.data, x.stride, out + (n - first),
@@ -270,13 +291,58 @@ void product_of_format(const WeightMatrix& weight, std::size_t first, std::size_
                                      x.stride, out + half * out_stride + (n - first), out_stride);
         } else {
             fill_panel<V, Tile>(weight, n, end, panel);
-            WeightMatrix floats;
-            floats.format = WeightFormat::f32;
-            floats.n = end - n;
-            floats.k = width;
-            floats.data = panel;
-            product_with_panel<V>(floats, x, out + (n - first), out_stride);
+            product_with_panel<V>(panel_matrix(panel, end - n, width), x, out + (n - first),
+                                  out_stride);
         }
+    }
+}
+
+// x[r] times the scales of the weights' block row.
+template <class V>
+void scale_rows(const float* scales, const PackedRows& x, std::size_t first, std::size_t count,
+                std::size_t width, float* out) {
+    for (std::size_t r = 0; r < count; ++r) {
+        const float* const from = x.data + (first + r) * x.stride;
+        float* const to = out + r * width;
+        for (std::size_t g = 0; g * group < width; ++g) {
+            // 256: load_e4m3 hands out codes times 2^-8.
+            const auto scale = V::set1(scales[g] * 256.0f);
+            for (std::size_t i = g * group; i < (g + 1) * group; i += V::lanes)
+                V::store(to + i, V::mul(V::load(from + i), scale));
+        }
+    }
+}
+
+template <class V>
+void product_fp8(const WeightMatrix& weight, std::size_t first, std::size_t last,
+                 const PackedRows& x, float* out, std::size_t out_stride, float* scratch) {
+    const std::size_t width = packed_width(weight.k);
+    float* const scaled = scratch;
+    float* const panel = scratch + most_rows_in_registers * width;
+    const auto* const scales = static_cast<const float*>(weight.scales);
+    for (std::size_t n = first; n < last;) {
+        const std::size_t block_end =
+            (n / group + 1) * group < last ? (n / group + 1) * group : last;
+        const float* const block_scales = scales + n / group * (width / group);
+        if (x.rows <= most_rows_in_registers) {
+            scale_rows<V>(block_scales, x, 0, x.rows, width, scaled);
+            product_of_format<V, Fp8Tile>(weight, n, block_end, {scaled, width, x.rows},
+                                          out + (n - first), out_stride, panel);
+            n = block_end;
+            continue;
+        }
+        const std::size_t end =
+            n + panel_rows(weight.k) < block_end ? n + panel_rows(weight.k) : block_end;
+        fill_panel<V, Fp8Tile>(weight, n, end, panel);
+        const WeightMatrix floats = panel_matrix(panel, end - n, width);
+        for (std::size_t row = 0; row < x.rows; row += most_rows_in_registers) {
+            const std::size_t rows =
+                x.rows - row < most_rows_in_registers ? x.rows - row : most_rows_in_registers;
+            scale_rows<V>(block_scales, x, row, rows, width, scaled);
+            product_with_panel<V>(floats, {scaled, width, rows},
+                                  out + row * out_stride + (n - first), out_stride);
+        }
+        n = end;
     }
 }
 
@@ -289,19 +355,16 @@ void product(const WeightMatrix& weight, std::size_t first, std::size_t last, co
         case WeightFormat::bf16:
             return product_of_format<V, Bf16Tile>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::fp8_block:
-            return product_of_format<V, Fp8Tile>(weight, first, last, x, out, out_stride, panel);
+            return product_fp8<V>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::w4a16:
             return product_of_format<V, NibbleTile>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::nvfp4:
-            for (std::size_t n = first; n < last; n += panel_rows) {
-                const std::size_t end = n + panel_rows < last ? n + panel_rows : last;
+            for (std::size_t n = first; n < last; n += panel_rows(weight.k)) {
+                const std::size_t end =
+                    n + panel_rows(weight.k) < last ? n + panel_rows(weight.k) : last;
                 fill_panel_plainly(weight, n, end, panel);
-                WeightMatrix floats;
-                floats.format = WeightFormat::f32;
-                floats.n = end - n;
-                floats.k = packed_width(weight.k);
-                floats.data = panel;
-                product_with_panel<V>(floats, x, out + (n - first), out_stride);
+                product_with_panel<V>(panel_matrix(panel, end - n, packed_width(weight.k)), x,
+                                      out + (n - first), out_stride);
             }
             return;
     }
@@ -443,8 +506,8 @@ void product_transposed(const WeightMatrix& weight, std::size_t first_row, std::
     const std::size_t width = packed_width(k);
     for (std::size_t r = 0; r < x.rows; ++r)
         std::memset(out + r * out_stride, 0, columns * sizeof(float));
-    for (std::size_t done = 0; done < count; done += panel_rows) {
-        const std::size_t here = count - done < panel_rows ? count - done : panel_rows;
+    for (std::size_t done = 0; done < count; done += panel_rows(k)) {
+        const std::size_t here = count - done < panel_rows(k) ? count - done : panel_rows(k);
         fill_panel_plainly(weight, first_row + done, first_row + done + here, panel);
         for (std::size_t r = 0; r < x.rows; ++r) {
             const float* factors = x.data + r * x.stride + done;

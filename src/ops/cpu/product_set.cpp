@@ -12,6 +12,9 @@ constexpr std::size_t worth_a_region = 40'000;
 constexpr std::size_t least_task = 30'000;
 constexpr std::size_t tasks_per_thread = 4;
 
+// Tasks end on multiples of what every tile divides.
+constexpr std::size_t block_outputs = 24;
+
 // The work of one output: dequantising it, then one multiply-add for every row.
 std::size_t work_of_output(const Product& product) {
     return product.weight.k * (product.input.rows + 2) / 2;
@@ -80,7 +83,9 @@ const float* ProductSet::pack_heads(Rows<const float> rows, std::size_t heads, s
 }
 
 void ProductSet::reserve_panels(std::size_t k) {
-    const std::size_t floats = panel_floats(k);
+    // Not monotonous in k: wide inputs have fewer outputs in a panel.
+    const std::size_t floats =
+        std::max(panel_floats(k), panel_floats(std::min<std::size_t>(k, 4096)));
     if (floats <= panel_stride_) return;
     panel_stride_ = floats;
     panels_.reserve(pool_.threads() * floats);
@@ -112,8 +117,8 @@ void ProductSet::run() {
     for (std::size_t i = 0; i < products_.size(); ++i) {
         const Product& product = products_[i];
         const std::size_t block =
-            std::max<std::size_t>(1, task_work / (work_of_output(product) * panel_rows)) *
-            panel_rows;
+            std::max<std::size_t>(1, task_work / (work_of_output(product) * block_outputs)) *
+            block_outputs;
         for (std::size_t first = product.first; first < product.last; first += block)
             pieces_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(first),
                                static_cast<std::uint32_t>(std::min(first + block, product.last))});

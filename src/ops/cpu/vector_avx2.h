@@ -38,6 +38,21 @@ struct Avx2 {
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
+    // to[0..4) = the sums of four vectors, each in the order of sum().
+    static void store_sums4(float* to, F a, F b, F c, F d) {
+        const F ab =
+            _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+        const F cd =
+            _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+        // [a0+2 a1+3 c0+2 c1+3 | b.. d..]
+        const F two =
+            _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+        const F one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
+        const __m128 low = _mm256_castps256_ps128(one), high = _mm256_extractf128_ps(one, 1);
+        // low: a . c .   high: b . d .
+        const __m128 ab_cd = _mm_unpacklo_ps(_mm_permute_ps(low, 0x08), _mm_permute_ps(high, 0x08));
+        _mm_storeu_ps(to, ab_cd);
+    }
     static float largest(F a) {
         const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -64,6 +79,14 @@ struct Avx2 {
             _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
         return _mm256_cvtph_ps(
             _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80))));
+    }
+    static void load_e4m3_pair(const std::uint8_t* from, F out[2]) {
+        const __m256i wide =
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7),
+                                                _mm256_set1_epi16(static_cast<short>(0xbf80)));
+        out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+        out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
     }
 
     // nibble * scale - 8 * scale in one rounding is (nibble - 8) * scale rounded once.

@@ -37,6 +37,19 @@ struct Avx512 {
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
+    // to[0..4) = the sums of four vectors, each in the order of sum().
+    static void store_sums4(float* to, F a, F b, F c, F d) {
+        const F ab =
+            _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const F cd =
+            _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+        const F four =
+            _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+        const F two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+        const F one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+        const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+        _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+    }
     static float largest(F a) { return _mm512_reduce_max_ps(a); }
 
     static F load_bf16(const std::uint16_t* from) {
@@ -62,6 +75,15 @@ struct Avx512 {
             _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
         return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7),
                                                 _mm256_set1_epi16(static_cast<short>(0xbf80))));
+    }
+    // Twice as many.
+    static void load_e4m3_pair(const std::uint8_t* from, F out[2]) {
+        const __m512i wide =
+            _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7),
+                                                _mm512_set1_epi16(static_cast<short>(0xbf80)));
+        out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+        out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
     }
 
     // Sixteen 32-bit words of eight 4-bit weights.  The lookup reads the low four bits of a lane

@@ -47,6 +47,13 @@ struct Highway {
         store(lane, a);
         return (lane[0] + lane[2]) + (lane[1] + lane[3]);
     }
+    // to[0..4) = the sums of four vectors, each in the order of sum().
+    static void store_sums4(float* to, F a, F b, F c, F d) {
+        to[0] = sum(a);
+        to[1] = sum(b);
+        to[2] = sum(c);
+        to[3] = sum(d);
+    }
     static float largest(F a) {
         return hwy::HWY_NAMESPACE::GetLane(hwy::HWY_NAMESPACE::MaxOfLanes(Tag(), a));
     }
@@ -78,6 +85,10 @@ struct Highway {
         const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(words, 0x80u)));
         const F up = hn::Set(Tag(), 0x1p112f);
         return hn::Mul(hn::BitCast(Tag(), hn::Or(sign, magnitude)), up);
+    }
+    static void load_e4m3_pair(const std::uint8_t* from, F out[2]) {
+        out[0] = load_e4m3(from);
+        out[1] = load_e4m3(from + lanes);
     }
 
     static Words load_words(const std::uint32_t* from) {
