@@ -3,7 +3,10 @@
 BUILD := build
 JOBS ?= $(shell nproc)
 
-.PHONY: setup build serve test test-slow lint install clean gpu-kit
+bench-batch: build
+	@scripts/bench-batch
+
+.PHONY: bench-batch setup build serve test test-slow lint install clean gpu-kit
 
 setup:
 	@scripts/setup

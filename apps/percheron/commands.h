@@ -16,6 +16,8 @@ std::vector<AddCommand> all_commands();
 void add_eval(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
+void add_chat(CLI::App& app, int& exit_code);
+void add_bench_streams(CLI::App& app, int& exit_code);
 void add_score(CLI::App& app, int& exit_code);
 
 void add_serve(CLI::App& app, int& exit_code);  // serve.cpp

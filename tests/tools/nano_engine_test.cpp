@@ -1,0 +1,175 @@
+// Promises 2 and 3 on the embedded model, through the CPU backend: a request's ids do not depend on
+// what runs beside it, on chunks, threads, cancels or preemption.
+#include <algorithm>
+#include <latch>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "cache/cache_shape.h"
+#include "checkpoint/config.h"
+#include "core/logging.h"
+#include "engine/reply_collector.h"
+#include "text/tokenizer.h"
+#include "tools/load_engine.h"
+#include "tools/model_path.h"
+
+namespace percheron::tools {
+namespace {
+
+using engine::StepRecord;
+using engine::testing::CollectedReply;
+using engine::testing::ReplyCollector;
+
+class Quiet final : public LogSink {
+  public:
+    Quiet() : before_(set_log_sink(this)) {}
+    ~Quiet() override { set_log_sink(before_); }
+    void write(LogLevel, std::string_view) override {}
+
+  private:
+    LogSink* before_;
+};
+
+class NanoEngine : public ::testing::Test {
+  protected:
+    static const std::filesystem::path& folder() {
+        static const std::filesystem::path path = resolve_model("").value();
+        return path;
+    }
+    static const Tokenizer& tokenizer() {
+        static const Tokenizer instance = Tokenizer::load(folder() / "tokenizer.json").value();
+        return instance;
+    }
+    static LoadOptions small_options() {
+        LoadOptions options;
+        options.folder = folder();
+        options.kv_memory = Bytes{64} << 20;
+        options.max_running = 8;
+        options.threads = 1;
+        return options;
+    }
+    static std::unique_ptr<Engine> load(const LoadOptions& options) {
+        auto engine = load_engine(options, tokenizer());
+        EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message());
+        return std::move(engine).value();
+    }
+
+    // Text-like prompts of given lengths: pieces of a source file that is always there.
+    static std::vector<GenerationRequest> requests(unsigned seed, const std::vector<int>& lengths,
+                                                   std::uint32_t output) {
+        std::mt19937 random(seed);
+        std::string text;
+        for (const char* file :
+             {"/README.md", "/docs/SCHEDULER.md", "/include/percheron/engine.h"}) {
+            if (std::FILE* in =
+                    std::fopen((std::string(PERCHERON_SOURCE_DIR) + file).c_str(), "r")) {
+                char buffer[65536];
+                text.append(buffer, std::fread(buffer, 1, sizeof buffer, in));
+                std::fclose(in);
+            }
+        }
+        const std::vector<TokenId> ids = tokenizer().encode(text);
+        std::vector<GenerationRequest> result;
+        for (std::size_t i = 0; i < lengths.size(); ++i) {
+            GenerationRequest request;
+            const auto length = static_cast<std::size_t>(lengths[i]);
+            const std::size_t first = random() % (ids.size() - length);
+            request.prompt.assign(ids.begin() + static_cast<std::ptrdiff_t>(first),
+                                  ids.begin() + static_cast<std::ptrdiff_t>(first + length));
+            request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+            request.sampling.top_p = 0.95f;
+            request.sampling.seed = random();
+            request.max_tokens = output;
+            request.ignore_eos = true;
+            result.push_back(request);
+        }
+        return result;
+    }
+
+    static std::vector<std::vector<TokenId>> alone(const std::vector<GenerationRequest>& requests) {
+        const Quiet quiet;
+        LoadOptions options = small_options();
+        options.max_running = 1;
+        const std::unique_ptr<Engine> engine = load(options);
+        std::vector<std::vector<TokenId>> replies;
+        for (const GenerationRequest& request : requests) {
+            ReplyCollector collector;
+            const RequestId id = engine->submit(request, collector).value();
+            collector.wait_for(1);
+            replies.push_back(collector.reply(id).tokens);
+        }
+        return replies;
+    }
+};
+
+TEST_F(NanoEngine, EightTogetherGiveTheIdsOfEachAlone) {
+    const auto requests = this->requests(1, {1, 63, 64, 65, 130, 300, 513, 700}, 60);
+    const auto expected = alone(requests);
+    const Quiet quiet;
+    for (const auto& [threads, chunk] : {std::pair{1u, 192u}, {2u, 64u}, {2u, 512u}}) {
+        {
+            LoadOptions options = small_options();
+            options.threads = threads;
+            options.scheduler.prefill_rows = chunk;
+            options.scheduler.decode_share = 0;
+            std::uint64_t steps = 0;
+            std::uint64_t wide_steps = 0;
+            std::uint64_t chunks = 0;
+            std::latch all_submitted(1);
+            options.on_step = [&](const StepRecord& record) {
+                all_submitted.wait();
+                ++steps;
+                wide_steps += record.rows >= 4 ? 1 : 0;
+                chunks += record.numeric_class == ops::NumericClass::prefill ? 1 : 0;
+            };
+            const std::unique_ptr<Engine> engine = load(options);
+            ReplyCollector collector;
+            std::vector<RequestId> ids;
+            for (const GenerationRequest& request : requests) {
+                ids.push_back(engine->submit(request, collector).value());
+            }
+            all_submitted.count_down();
+            collector.wait_for(ids.size());
+            for (std::size_t i = 0; i < ids.size(); ++i) {
+                ASSERT_EQ(collector.reply(ids[i]).tokens, expected[i])
+                    << "request " << i << ", threads " << threads << ", chunk " << chunk;
+            }
+            EXPECT_GE(wide_steps * 10, steps * 8);
+            EXPECT_GE(chunks, 3u);
+        }
+    }
+}
+
+// A pool for about one and a half of the requests.
+TEST_F(NanoEngine, PreemptedRequestsGiveTheirUnpreemptedIds) {
+    const auto requests = this->requests(2, {130, 180}, 230);
+    const auto expected = alone(requests);
+    const Quiet quiet;
+    const auto shape =
+        cache::CacheShape::of(checkpoint::read_config(folder()).value(), DType::bf16);
+    for (const std::uint32_t refeed_rows : {1u, 8u}) {
+        LoadOptions options = small_options();
+        options.max_running = 2;
+        options.context = 512;
+        options.scheduler.refeed_rows = refeed_rows;
+        options.kv_memory = 2 * shape.slot_bytes() + 11 * shape.page_bytes();
+        const std::unique_ptr<Engine> engine = load(options);
+        ReplyCollector collector;
+        std::vector<RequestId> ids;
+        for (const GenerationRequest& request : requests) {
+            ids.push_back(engine->submit(request, collector).value());
+        }
+        collector.wait_for(ids.size());
+        EXPECT_GT(engine->status().preemptions, 0u);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            ASSERT_EQ(collector.reply(ids[i]).tokens, expected[i]) << i;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace percheron::tools
