@@ -241,7 +241,8 @@ class Conversation {
             events.clear();
             stream.push(tokens, events);
             if (finished) {
-                stream.finish(events);
+                const bool whole = mailbox.finished().reason == FinishReason::stop_token;
+                stream.finish(whole ? ReplyStream::End::stopped : ReplyStream::End::cut, events);
             }
             printer.print(events);
             if (interrupted != 0) {
