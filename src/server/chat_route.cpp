@@ -121,7 +121,8 @@ ReplySetup reply_setup(const PreparedChat& prepared, const ServerState& state,
     ReplyOptions& options = setup.stream_options;
     options.starts_in_reasoning = prepared.prompt.starts_in_reasoning;
     options.parse_tool_calls = !prepared.tools->empty();
-    if (!fields.request.ignore_eos) {
+    // Where stop ids may come without ending the reply, only the engine knows which of them does.
+    if (!fields.request.ignore_eos && fields.request.min_tokens == 0) {
         options.stop_tokens = state.engine->description().stop_tokens;
         options.stop_tokens.insert(options.stop_tokens.end(),
                                    fields.request.extra_stop_tokens.begin(),

@@ -81,9 +81,6 @@ class Server::State {
 
     void begin_draining(std::chrono::seconds grace) {
         asio::post(shared.io, [this, grace] {
-            if (!shared.draining) {
-                log_info("shutting down: running replies may end, new requests are refused");
-            }
             shared.draining = true;
             grace_end = std::min(grace_end, Clock::now() + grace);
             drain();

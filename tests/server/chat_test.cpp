@@ -153,7 +153,7 @@ void expect_equal(const Understood& streamed, const Understood& whole) {
     ASSERT_EQ(streamed.calls.size(), whole.calls.size());
     for (std::size_t i = 0; i < whole.calls.size(); ++i) {
         EXPECT_EQ(streamed.calls[i].name, whole.calls[i].name);
-        EXPECT_EQ(Json::parse(streamed.calls[i].arguments), Json::parse(whole.calls[i].arguments));
+        EXPECT_EQ(streamed.calls[i].arguments, whole.calls[i].arguments);
         EXPECT_EQ(streamed.calls[i].starts, 1);
         for (std::size_t k = 0; k < i; ++k)
             EXPECT_NE(whole.calls[i].id, whole.calls[k].id);
@@ -374,7 +374,8 @@ TEST(ChatReasoning, EffortIsMappedEchoedAndRefused) {
 // ---- usage ------------------------------------------------------------------------------------
 
 TEST(ChatUsage, ComesExactlyWhenAskedFor) {
-    const ReplayServer server(Lines{{{"match", ""}, {"steps", {"a", " b", "</think>", "c", " d"}}}});
+    const ReplayServer server(
+        Lines{{{"match", ""}, {"steps", {"a", " b", "</think>", "c", " d"}}}});
     Json request = ask();
     request["stream"] = true;
     const auto events_with = [&](const Json& options) {
@@ -410,8 +411,8 @@ TEST(ChatUsage, ComesExactlyWhenAskedFor) {
 
 TEST(ChatUsage, DraftCountsEveryStep) {
     const ReplayServer server(Lines{{{"match", ""},
-                                {"steps", {"</think>", "a b c", "d e"}},
-                                {"draft", {{"drafted", 3}, {"accepted", 2}}}}});
+                                     {"steps", {"</think>", "a b c", "d e"}},
+                                     {"draft", {{"drafted", 3}, {"accepted", 2}}}}});
     const Json usage = server.chat(ask()).json()["usage"];
     EXPECT_EQ(usage["draft"]["rounds"], 3);
     EXPECT_EQ(usage["draft"]["drafted"], 9);
@@ -661,8 +662,8 @@ TEST(ChatChoices, EachHasItsIndexAndEnd) {
 
 TEST(ChatErrors, FaultBeforeAndAfterTheFirstToken) {
     const ReplayServer server(
-        {{{"match", "early"}, {"steps", Json::array()}, {"finish", "error"}},
-         {{"match", "late"}, {"steps", {"some", " text"}}, {"finish", "error"}}});
+        Lines{{{"match", "early"}, {"steps", Json::array()}, {"finish", "error"}},
+              {{"match", "late"}, {"steps", {"some", " text"}}, {"finish", "error"}}});
     for (const char* when : {"early", "late"}) {
         const ClientReply whole = server.chat(ask(when));
         EXPECT_EQ(whole.status, 500);
@@ -692,7 +693,7 @@ TEST(ChatErrors, ReplayRunsOut) {
 
 TEST(ChatErrors, DeadlineEndsAReplyAndSaysSo) {
     const ReplayServer server(
-        {{{"match", ""}, {"steps", {"</think>", "so far"}}, {"finish", "hang"}}});
+        Lines{{{"match", ""}, {"steps", {"</think>", "so far"}}, {"finish", "hang"}}});
     Json request = ask();
     request["deadline_s"] = 0.05;
     const Understood reply = understand_whole(server.chat(request));
@@ -706,7 +707,7 @@ TEST(ChatErrors, FullQueueIsRefusedAndServedLater) {
     options.max_running = 1;
     options.server.max_queued = 2;
     const ReplayServer server(Lines{{{"match", "hang"}, {"steps", {"x"}}, {"finish", "hang"}},
-                               {{"match", ""}, {"steps", {"</think>ok"}}}},
+                                    {{"match", ""}, {"steps", {"</think>ok"}}}},
                               options);
     Json hang = ask("hang");
     hang["stream"] = true;
