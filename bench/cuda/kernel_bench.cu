@@ -7,6 +7,10 @@
 #include "cuda/measure.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/kda_step.h"
+#include "ops/cuda/latent_attention.h"
+#include "ops/cuda/mhc_turn.h"
+#include "ops/cuda/router.h"
+#include "ops/cuda/select_tokens.h"
 
 using namespace percheron;
 using namespace percheron::bench;
@@ -167,6 +171,246 @@ void bench_kda(int sequences, int rows_each, int commit) {
            rows, bytes, time(false), time(true));
 }
 
+void must(const Status& status) {
+    if (status.ok()) return;
+    std::printf("%s\n", status.error().message().c_str());
+    std::exit(1);
+}
+
+// `time(dependent)` twice, and the report.
+template <class Time>
+void both(const std::string& name, int rows, double bytes, const Time& time) {
+    report(name, rows, bytes, time(false), time(true));
+}
+
+// Rows of as many sequences at position context - 1, over a pool of pages several times the cache.
+struct SparseBench {
+    static constexpr int heads = 64, latent = 512, topk = 2048, width = topk + 4;
+    int rows, context, copies;
+    std::vector<ops::cuda::DeviceSequence> host_sequences;
+    std::vector<std::uint32_t> host_rows, host_pages, host_positions, host_counts;
+    std::size_t pages_each;
+    RandomMemory latents, pooled;
+    ops::LatentPages view;
+
+    SparseBench(int rows, int context)
+        : rows(rows),
+          context(context),
+          copies(std::max(1, 200'000 / context / rows)),
+          pages_each((context + 63) / 64),
+          latents(pages_each * rows * copies * 64 * latent * 2),
+          pooled(pages_each * rows * copies * 16 * 128 * 2) {
+        for (int i = 0; i < rows * copies; ++i) {
+            host_sequences.push_back({static_cast<std::uint32_t>(i % rows), 1,
+                                      static_cast<std::uint32_t>(context - 1),
+                                      static_cast<std::uint32_t>(context - 1), 1, 0,
+                                      static_cast<std::uint32_t>(host_pages.size())});
+            host_rows.push_back(static_cast<std::uint32_t>(i % rows));
+            for (std::size_t p = 0; p < pages_each; ++p)
+                host_pages.push_back(static_cast<std::uint32_t>(i * pages_each + p));
+            const int count = std::min(context, topk + 3);
+            for (int k = 0; k < width; ++k)
+                host_positions.push_back(static_cast<std::uint32_t>(
+                    static_cast<std::int64_t>(std::min(k, count - 1)) * context / count));
+            host_counts.push_back(static_cast<std::uint32_t>(count));
+        }
+        view.latents = latents.data();
+        view.latent_page_bytes = 64 * latent * 2;
+        view.pooled = pooled.data();
+        view.pooled_page_bytes = 16 * 128 * 2;
+    }
+};
+
+void bench_sparse(int rows, int context) {
+    const SparseBench set(rows, context);
+    const OnDevice<ops::cuda::DeviceSequence> sequences(set.host_sequences);
+    const OnDevice<std::uint32_t> row_sequences(set.host_rows), pages(set.host_pages),
+        positions(set.host_positions), counts(set.host_counts);
+    check::Random random(9);
+    constexpr int heads = SparseBench::heads, latent = SparseBench::latent;
+    const OnDevice<__nv_bfloat16> absorbed(
+        check::as_bf16(check::normals(random, static_cast<std::size_t>(rows) * heads * latent)));
+    OnDevice<__nv_bfloat16> read(static_cast<std::size_t>(rows) * heads * latent);
+    OnDevice<float> partial(
+        ops::cuda::attention_partial_floats(heads, SparseBench::topk + 3, rows));
+    const auto batch_of = [&](int call) {
+        const int copy = call % set.copies;
+        return ops::cuda::DeviceBatch{rows, sequences.data() + copy * rows, rows,
+                                      row_sequences.data(), pages.data()};
+    };
+    const int count = std::min(context, SparseBench::topk + 3);
+    const std::string at = ", context " + std::to_string(context);
+    both("selected attention" + at, rows, 1024.0 * count * rows, [&](bool dependent) {
+        return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
+            ops::cuda::SelectedAttention op;
+            op.heads = heads;
+            op.scale = 1.0f / 16;
+            op.absorbed = absorbed.data();
+            op.pages = set.view;
+            op.batch = batch_of(call);
+            op.positions = positions.data();
+            op.positions_stride = SparseBench::width;
+            op.counts = counts.data();
+            op.most_tokens = count;
+            op.partial = partial.data();
+            op.read = read.data();
+            must(ops::cuda::selected_attention(op, {stream, multiprocessors, dependent}));
+        });
+    });
+    const int pools = context / 4;
+    const OnDevice<__nv_bfloat16> query(check::as_bf16(check::normals(random, rows * 32u * 128)));
+    const OnDevice<float> weights(check::normals(random, rows * 32u));
+    OnDevice<float> scores(static_cast<std::size_t>(rows) * pools);
+    OnDevice<std::uint32_t> chosen(static_cast<std::size_t>(rows) * SparseBench::width),
+        chosen_counts(rows);
+    both("token selection" + at, rows, 256.0 * pools * rows, [&](bool dependent) {
+        return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
+            ops::cuda::TokenSelection op;
+            op.heads = 32;
+            op.topk = SparseBench::topk;
+            op.query = query.data();
+            op.query_stride = 32 * 128;
+            op.head_weight = weights.data();
+            op.head_weight_stride = 32;
+            op.pages = set.view;
+            op.batch = batch_of(call);
+            op.most_pools = pools;
+            op.scores = scores.data();
+            op.positions = chosen.data();
+            op.positions_stride = SparseBench::width;
+            op.counts = chosen_counts.data();
+            must(ops::cuda::select_tokens(op, {stream, multiprocessors, dependent}));
+        });
+    });
+}
+
+void bench_turn(int rows) {
+    constexpr int hidden = 4096, copies = 500;
+    const std::size_t fn_bytes = 24 * 4 * hidden * 2;
+    const RandomMemory fn(fn_bytes * copies);
+    check::Random random(10);
+    OnDevice<float> streams(check::normals(random, rows * 4u * hidden)),
+        post(check::normals(random, rows * 4)), comb(check::normals(random, rows * 16)),
+        wide(static_cast<std::size_t>(rows) * hidden);
+    const OnDevice<float> output(check::normals(random, static_cast<std::size_t>(rows) * hidden)),
+        base(check::normals(random, 24)), scale(check::normals(random, 3)),
+        norm(check::normals(random, hidden));
+    OnDevice<__nv_bfloat16> normed(static_cast<std::size_t>(rows) * hidden);
+    both("mhc turn", rows, static_cast<double>(fn_bytes) + rows * hidden * 40.0,
+         [&](bool dependent) {
+             return microseconds(copies, [&](cudaStream_t stream, int call) {
+                 ops::cuda::HyperConnectionTurn turn;
+                 turn.rows = rows;
+                 turn.hidden = hidden;
+                 turn.streams = streams.data();
+                 turn.output = output.data();
+                 turn.post = post.data();
+                 turn.comb = comb.data();
+                 turn.next = {reinterpret_cast<const __nv_bfloat16*>(fn.data() + fn_bytes * call),
+                              base.data(), scale.data(), norm.data()};
+                 turn.normed = normed.data();
+                 turn.normed_wide = wide.data();
+                 must(ops::cuda::mhc_turn(turn, {stream, multiprocessors, dependent}));
+             });
+         });
+}
+
+// Router, experts and their sum at the full model's shapes.
+void bench_experts(WeightFormat format, int rows) {
+    constexpr int hidden = 4096, inner = 2048, experts = 288, chosen = 8, sets = 4;
+    const std::size_t gate_bytes = ops::cuda::packed_bytes(format, inner, hidden);
+    const std::size_t down_bytes = ops::cuda::packed_bytes(format, hidden, inner);
+    const RandomMemory weights((2 * gate_bytes + down_bytes) * experts);
+    const RandomMemory router_weights(static_cast<std::size_t>(sets) * experts * hidden * 2);
+    std::vector<const std::uint8_t*> pointers[3];
+    for (int e = 0; e < experts; ++e) {
+        const std::uint8_t* const at = weights.data() + e * (2 * gate_bytes + down_bytes);
+        pointers[0].push_back(at);
+        pointers[1].push_back(at + gate_bytes);
+        pointers[2].push_back(at + 2 * gate_bytes);
+    }
+    const OnDevice<const std::uint8_t*> gates(pointers[0]), ups(pointers[1]), downs(pointers[2]);
+    const OnDevice<float> ones(std::vector<float>(experts, 1.0f)),
+        bias(std::vector<float>(experts, 0.0f));
+    check::Random random(11);
+    constexpr int inputs = 8;
+    const auto x_host =
+        check::normals(random, static_cast<std::size_t>(inputs) * rows * hidden, 0.1f);
+    const OnDevice<float> x(x_host);
+    const OnDevice<__nv_bfloat16> x_bf16(check::as_bf16(x_host));
+    const std::size_t pairs = static_cast<std::size_t>(rows) * chosen;
+    OnDevice<std::uint32_t> chosen_experts(pairs), order(pairs);
+    OnDevice<float> chosen_weights(pairs), logits(static_cast<std::size_t>(rows) * experts),
+        pair_output(pairs * hidden), y(static_cast<std::size_t>(rows) * hidden),
+        shared(static_cast<std::size_t>(rows) * hidden);
+    OnDevice<ops::cuda::ExpertGroup> groups(pairs);
+    OnDevice<std::int32_t> group_count(1);
+    OnDevice<__nv_bfloat16> inside(pairs * inner);
+    const ops::cuda::ExpertChoice choice{chosen_experts.data(), chosen_weights.data(), order.data(),
+                                         groups.data(), group_count.data()};
+    const auto part = [&](int which) {
+        return [&, which](bool dependent) {
+            return microseconds(24, [&](cudaStream_t stream, int call) {
+                const ops::cuda::LaunchContext context{stream, multiprocessors, dependent};
+                ops::cuda::Routing routing;
+                routing.rows = rows;
+                routing.hidden = hidden;
+                routing.experts = experts;
+                routing.chosen = chosen;
+                routing.x = x.data() + static_cast<std::size_t>(call % inputs) * rows * hidden;
+                routing.weight = reinterpret_cast<const __nv_bfloat16*>(router_weights.data()) +
+                                 static_cast<std::size_t>(call % sets) * experts * hidden;
+                routing.bias = bias.data();
+                routing.scale = 2.5f;
+                routing.logits = logits.data();
+                routing.choice = choice;
+                must(ops::cuda::route(routing, context));
+                if (which == 0) return;
+                ops::cuda::ExpertProduct product;
+                product.format = format;
+                product.n = inner;
+                product.k = hidden;
+                product.weights = gates.data();
+                product.ups = ups.data();
+                product.scales = ones.data();
+                product.up_scales = ones.data();
+                product.x = x_bf16.data() + static_cast<std::size_t>(call % inputs) * rows * hidden;
+                product.x_stride = hidden;
+                product.pairs_per_row = chosen;
+                product.y = inside.data();
+                product.y_stride = inner;
+                must(ops::cuda::expert_gemm(product, choice, 10.0f, context));
+                product.n = hidden;
+                product.k = inner;
+                product.weights = downs.data();
+                product.ups = nullptr;
+                product.x = inside.data();
+                product.x_stride = inner;
+                product.pairs_per_row = 1;
+                product.y = pair_output.data();
+                product.y_stride = hidden;
+                must(ops::cuda::expert_gemm(product, choice, 10.0f, context));
+                must(ops::cuda::sum_experts({rows, hidden, chosen, chosen_weights.data(),
+                                             pair_output.data(), shared.data(), y.data()},
+                                            context));
+            });
+        };
+    };
+    both("router", rows, experts * hidden * 2.0, part(0));
+    // The touched experts of the last replayed call stand for all.
+    std::vector<bool> touched(experts);
+    int distinct = 0;
+    for (std::uint32_t e : chosen_experts.download()) {
+        if (e < experts && !touched[e]) {
+            touched[e] = true;
+            ++distinct;
+        }
+    }
+    both("router and experts, " + std::string(name_of(format)) + ", " + std::to_string(distinct) +
+             " touched",
+         rows, static_cast<double>(2 * gate_bytes + down_bytes) * distinct, part(1));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -186,6 +430,22 @@ int main(int argc, char** argv) {
             bench_kda(sequences, 1, 1);
         bench_kda(1, 8, 0);
         bench_kda(8, 8, 0);
+    }
+    if (wanted("sparse")) {
+        for (int context : {2048, 8192, 131072, 524288})
+            bench_sparse(1, context);
+        bench_sparse(8, 8192);
+        bench_sparse(64, 8192);
+    }
+    if (wanted("mhc turn")) {
+        for (int rows : {1, 8, 64})
+            bench_turn(rows);
+    }
+    if (wanted("experts")) {
+        for (int rows : {1, 4, 8, 64})
+            bench_experts(WeightFormat::w4a16, rows);
+        bench_experts(WeightFormat::fp8_block, 1);
+        bench_experts(WeightFormat::nvfp4, 1);
     }
     return 0;
 }

@@ -91,6 +91,22 @@ __device__ inline float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
 
+// Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(std::uint32_t (&r)[4], const void* shared) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* shared) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // Sum over the lanes of a warp, in a fixed order; every lane gets it.
 __device__ inline float warp_sum(float value) {
 #pragma unroll

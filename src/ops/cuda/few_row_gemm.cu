@@ -15,6 +15,7 @@ struct Segment {
     const __nv_bfloat16* x;
     void* y;
     int x_stride, y_stride;
+    int tiles_per_input, input_step;
     int n, tiles;
     int first_unit;
     bool y_is_bf16;
@@ -25,27 +26,36 @@ struct Launch {
     int segment_count;
     int units;
     int rows;
-    int blocks;       // of k
-    int slices_log2;  // slices of k; the warps of a block are slices x groups of tiles
+    int blocks;        // of k
+    int slices_log2;   // slices of k; the warps of a block are slices x groups of tiles
+    int stage_blocks;  // blocks of a tile's slice that are copied at a time
+    int depth;         // slots of a warp's ring
+    int sum_buffers;
+    // Experts: units are (group of pairs, unit of one segment) instead, see ExpertProduct.
+    ExpertGroup const* groups;
+    const std::int32_t* group_count;
+    const std::uint32_t* pair_order;
+    const std::uint8_t* const* expert_weights[2];
+    const float* expert_scales[2];
+    int pairs_per_row;
     float limit;
 };
 
-// How many bytes of weights a warp keeps under way decides how close the reads come to the memory's
-// rate; the rest of the shared memory is the slices' sums.
+// How many warps a multiprocessor holds and how many bytes of weights they keep under way decide
+// how close the reads come to the memory's rate: formats that take many instructions a byte want
+// warps, the others bytes.
+//   n_tiles  groups of 8 rows of x that share a read of the weights
+//   m_tiles  tiles of weights, computed together, that share a read of x
+//   serial   of tiles computed one after the other before the warps meet
 template <WeightFormat format, int n_tiles, int m_tiles>
-struct Shape {
-    static constexpr int slot_bytes = block_bytes(format) * m_tiles;
-    static constexpr int blocks_per_multiprocessor = n_tiles >= 4 || slot_bytes > 4200   ? 1
-                                                     : n_tiles == 1 && slot_bytes < 2400 ? 3
-                                                                                         : 2;
-    static constexpr int sums_bytes = warps * m_tiles * n_tiles * 512;
-    static constexpr int sum_buffers = n_tiles >= 4 ? 1 : 2;
-    static constexpr int ring_budget =
-        216 * 1024 / blocks_per_multiprocessor - sum_buffers * sums_bytes;
-    static constexpr int depth_that_fits = ring_budget / (warps * slot_bytes);
-    static constexpr int depth = depth_that_fits > 8 ? 8 : depth_that_fits;
-    static constexpr int shared_bytes = warps * depth * slot_bytes + sum_buffers * sums_bytes;
-    static_assert(depth >= 2);
+struct Sizes {
+    static constexpr int blocks_per_multiprocessor = n_tiles >= 4 ? 1
+                                                     : n_tiles == 1 && format != WeightFormat::bf16
+                                                         ? 4
+                                                         : 2;
+    static constexpr int tile_sums = n_tiles * 128;  // floats
+    static constexpr int shared_budget = 224 * 1024 / blocks_per_multiprocessor - 1024;
+    static constexpr int largest_stage = format == WeightFormat::bf16 || n_tiles > 1 ? 4096 : 2304;
 };
 
 // The segment of a unit; units only grow, so the search goes on from the last one.
@@ -81,17 +91,23 @@ __device__ inline float sum_of_slices(int slices_log2, const float* first, int s
     }
 }
 
-template <WeightFormat format, int n_tiles, int m_tiles, bool swiglu>
+template <WeightFormat format, int n_tiles, int m_tiles, int serial, bool swiglu, bool grouped>
 __global__ void __launch_bounds__(threads,
-                                  Shape<format, n_tiles, m_tiles>::blocks_per_multiprocessor)
+                                  Sizes<format, n_tiles, m_tiles>::blocks_per_multiprocessor)
     few_row_kernel(const __grid_constant__ Launch launch) {
-    using Sizes = Shape<format, n_tiles, m_tiles>;
     constexpr int block_size = block_bytes(format);
+    constexpr int unit_tiles = m_tiles * serial;  // of a group of warps
+    constexpr int warp_sums = unit_tiles * n_tiles * 128;
 
     extern __shared__ __align__(16) std::uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    std::uint8_t* const ring = shared + warp * Sizes::depth * Sizes::slot_bytes;
-    float* const sums = reinterpret_cast<float*>(shared + warps * Sizes::depth * Sizes::slot_bytes);
+    const int stage_bytes = launch.stage_blocks * block_size;
+    const int slot_bytes = stage_bytes * m_tiles;
+    std::uint8_t* const ring_memory = shared + warp * launch.depth * slot_bytes;
+    float* const sums = reinterpret_cast<float*>(shared + warps * launch.depth * slot_bytes);
+    std::uint64_t* const barriers =
+        reinterpret_cast<std::uint64_t*>(sums + launch.sum_buffers * warps * warp_sums);
+    WarpRing ring(ring_memory, barriers + warp * launch.depth, slot_bytes, launch.depth, lane);
 
     // This warp's place in every unit: a slice of k, and a group of tiles.
     const int slices = 1 << launch.slices_log2;
@@ -100,151 +116,201 @@ __global__ void __launch_bounds__(threads,
     const int first_block = slice * launch.blocks >> launch.slices_log2;
     const int block_count = ((slice + 1) * launch.blocks >> launch.slices_log2) - first_block;
 
-    // ---- the copying side: runs `depth` blocks ahead of the computing side, through all units
-    int copy_unit = blockIdx.x, copy_segment = 0, copy_left = 0;
+    int units = launch.units;
+    if constexpr (grouped) {
+        // Which experts there are is known only now.
+        wait_for_previous_kernel();
+        units *= *launch.group_count;
+    }
+
+    // ---- the copying side: up to `depth` stages ahead of the computing side, through all units
+    int copy_unit = blockIdx.x, copy_segment = 0, copy_serial = 0, copy_left = 0;
     const std::uint8_t* copy_from[m_tiles];
-    std::uint8_t* const lane_ring = ring + lane * 16;
-    std::uint8_t* const lane_ring_end = lane_ring + Sizes::depth * Sizes::slot_bytes;
-    std::uint8_t* copy_to = lane_ring;
-    const auto copy_next = [&] {
-        if (copy_unit < launch.units) {
-            if (copy_left == 0) {
+    const auto copy_next = [&](int slot) {
+        if (copy_unit >= units) {
+            ring.fill_nothing();
+            return;
+        }
+        if (copy_left == 0) {
+            int unit_of_matrix = copy_unit, expert = 0;
+            if constexpr (grouped) {
+                expert = launch.groups[copy_unit / launch.units].expert;
+                unit_of_matrix = copy_unit % launch.units;
+            } else {
                 copy_segment = segment_of(launch, copy_segment, copy_unit);
-                const Segment& s = launch.segments[copy_segment];
-                const int local = (copy_unit - s.first_unit) * groups + group;
-#pragma unroll
-                for (int m = 0; m < m_tiles; ++m) {
-                    // Tiles past the end repeat the last one; their results are not stored.
-                    const int tile = min(swiglu ? local : local * m_tiles + m, s.tiles - 1);
-                    copy_from[m] = s.weight[swiglu ? m : 0] +
-                                   (static_cast<std::size_t>(tile) * launch.blocks + first_block) *
-                                       block_size +
-                                   lane * 16;
-                }
-                copy_left = block_count;
             }
+            const Segment& s = launch.segments[copy_segment];
+            const int local = (unit_of_matrix - s.first_unit) * groups + group;
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m) {
-                copy_block<format>(copy_to + m * block_size, copy_from[m], lane);
-                copy_from[m] += block_size;
+                const int of_unit = copy_serial * m_tiles + m;
+                // Tiles past the end repeat the last one; their results are not stored.
+                const int tile = min(swiglu ? local : local * unit_tiles + of_unit, s.tiles - 1);
+                const std::uint8_t* matrix;
+                if constexpr (grouped)
+                    matrix = launch.expert_weights[swiglu ? of_unit : 0][expert];
+                else
+                    matrix = s.weight[swiglu ? of_unit : 0];
+                copy_from[m] =
+                    matrix +
+                    (static_cast<std::size_t>(tile) * launch.blocks + first_block) * block_size;
             }
-            copy_to += Sizes::slot_bytes;
-            if (copy_to == lane_ring_end) copy_to = lane_ring;
-            if (--copy_left == 0) copy_unit += gridDim.x;
+            copy_left = block_count;
         }
-        end_copy_group();
+        ring.fill<m_tiles>(slot, copy_from, stage_bytes);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+            copy_from[m] += stage_bytes;
+        copy_left -= launch.stage_blocks;
+        if (copy_left == 0 && ++copy_serial == serial) {
+            copy_serial = 0;
+            copy_unit += gridDim.x;
+        }
     };
-#pragma unroll 1
-    for (int i = 0; i < Sizes::depth - 1; ++i)
-        copy_next();
+    for (int slot = 0; slot < launch.depth; ++slot)
+        copy_next(slot);
 
-    wait_for_previous_kernel();
+    if constexpr (!grouped) wait_for_previous_kernel();
     let_next_kernel_start();
 
     // ---- the computing side
-    int segment = 0, parity = 0;
-    const std::uint8_t* slot = lane_ring;
     const UnpackConstants constants;
+    int segment = 0, parity = 0, slot = 0, phase = 0;
     const int first_row = blockIdx.y * 8 * n_tiles;
-    for (int unit = blockIdx.x; unit < launch.units; unit += gridDim.x) {
-        segment = segment_of(launch, segment, unit);
-        const Segment& s = launch.segments[segment];
-        const __nv_bfloat16* x_at[n_tiles];
-#pragma unroll
-        for (int t = 0; t < n_tiles; ++t) {
-            // Rows past the end repeat the last one; their results are not stored.
-            const int row = min(first_row + t * 8 + lane / 4, launch.rows - 1);
-            x_at[t] = s.x + static_cast<std::size_t>(row) * s.x_stride +
-                      first_block * block_columns + (lane % 4) * 8;
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
+        int unit_of_matrix = unit, rows = launch.rows;
+        ExpertGroup pairs = {};
+        if constexpr (grouped) {
+            pairs = launch.groups[unit / launch.units];
+            unit_of_matrix = unit % launch.units;
+            rows = pairs.count;
+        } else {
+            segment = segment_of(launch, segment, unit);
         }
-        const auto load_x = [&](int step, uint4(&x)[n_tiles]) {
-#pragma unroll
-            for (int t = 0; t < n_tiles; ++t)
-                x[t] = load_16(x_at[t] + step * 32);
-        };
-        float sum[m_tiles][n_tiles][4] = {};
-        uint4 x_next[n_tiles];
-        if constexpr (n_tiles > 1) load_x(0, x_next);
+        const Segment& s = launch.segments[segment];
+        float* const buffer = sums + parity * warps * warp_sums;
+        if (launch.sum_buffers == 1) __syncthreads();
+        parity = parity + 1 == launch.sum_buffers ? 0 : parity + 1;
 
 #pragma unroll 1
-        for (int left = block_count; left > 0; --left) {
-            uint4 x[4][n_tiles];
-            if constexpr (n_tiles == 1) {
+        for (int in_turn = 0; in_turn < serial; ++in_turn) {
+            const int first_tile =
+                ((unit_of_matrix - s.first_unit) * groups + group) * (swiglu ? 1 : unit_tiles) +
+                (swiglu ? 0 : in_turn * m_tiles);
+            const int input = first_tile / s.tiles_per_input * s.input_step;
+            const __nv_bfloat16* x_at[n_tiles];
 #pragma unroll
-                for (int step = 0; step < 4; ++step)
-                    load_x(step, x[step]);
+            for (int t = 0; t < n_tiles; ++t) {
+                // Rows past the end repeat the last one; their results are not stored.
+                int row = min(first_row + t * 8 + lane / 4, rows - 1);
+                if constexpr (grouped)
+                    row = static_cast<int>(launch.pair_order[pairs.first + row]) /
+                          launch.pairs_per_row;
+                x_at[t] = s.x + static_cast<std::size_t>(row) * s.x_stride + input +
+                          first_block * block_columns + (lane % 4) * 8;
             }
-            wait_for_copies<Sizes::depth - 2>();
-            __syncwarp();
-            copy_next();
+            const auto load_x = [&](int step, uint4(&x)[n_tiles]) {
+#pragma unroll
+                for (int t = 0; t < n_tiles; ++t)
+                    x[t] = load_16(x_at[t] + step * 32);
+            };
+            float sum[m_tiles][n_tiles][4] = {};
+            uint4 x_next[n_tiles];
+            if constexpr (n_tiles > 1) load_x(0, x_next);
 
-            float block_sum[m_tiles][n_tiles][4] = {};
-            auto& target = scales_block_sums(format) ? block_sum : sum;
+            int stage_left = 0;
+            const std::uint8_t* block = nullptr;  // this lane's place in the first tile's block
+#pragma unroll 1
+            for (int left = block_count; left > 0; --left) {
+                uint4 x[4][n_tiles];
+                if constexpr (n_tiles == 1) {
 #pragma unroll
-            for (int step = 0; step < 4; ++step) {
-                if constexpr (n_tiles > 1) {
+                    for (int step = 0; step < 4; ++step)
+                        load_x(step, x[step]);
+                }
+                if (stage_left == 0) {
+                    ring.wait(slot, phase);
+                    stage_left = launch.stage_blocks;
+                    block = ring_memory + slot * slot_bytes + lane * 16;
+                }
+                float block_sum[m_tiles][n_tiles][4] = {};
+                auto& target = scales_block_sums(format) ? block_sum : sum;
 #pragma unroll
-                    for (int t = 0; t < n_tiles; ++t)
-                        x[step][t] = x_next[t];
-                    if (step < 3 || left > 1) load_x(step + 1, x_next);
+                for (int step = 0; step < 4; ++step) {
+                    if constexpr (n_tiles > 1) {
+#pragma unroll
+                        for (int t = 0; t < n_tiles; ++t)
+                            x[step][t] = x_next[t];
+                        if (step < 3 || left > 1) load_x(step + 1, x_next);
+                    }
+#pragma unroll
+                    for (int m = 0; m < m_tiles; ++m) {
+                        std::uint32_t a[2][4];
+                        load_step<format>(block + m * stage_bytes, step, lane, constants, a);
+#pragma unroll
+                        for (int t = 0; t < n_tiles; ++t)
+                            multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
+#pragma unroll
+                        for (int t = 0; t < n_tiles; ++t)
+                            multiply_add(target[m][t], a[1], x[step][t].z, x[step][t].w);
+                    }
+                }
+                if constexpr (scales_block_sums(format)) {
+#pragma unroll
+                    for (int m = 0; m < m_tiles; ++m)
+                        add_scaled(sum[m], block_sum[m],
+                                   block_scales<format>(block + m * stage_bytes, lane));
                 }
 #pragma unroll
-                for (int m = 0; m < m_tiles; ++m) {
-                    std::uint32_t a[2][4];
-                    load_step<format>(slot + m * block_size, step, lane, constants, a);
-#pragma unroll
-                    for (int t = 0; t < n_tiles; ++t)
-                        multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
-#pragma unroll
-                    for (int t = 0; t < n_tiles; ++t)
-                        multiply_add(target[m][t], a[1], x[step][t].z, x[step][t].w);
+                for (int t = 0; t < n_tiles; ++t)
+                    x_at[t] += block_columns;
+                block += block_size;
+                if (--stage_left == 0) {
+                    __syncwarp();
+                    copy_next(slot);
+                    if (++slot == launch.depth) {
+                        slot = 0;
+                        phase ^= 1;
+                    }
                 }
             }
-            if constexpr (scales_block_sums(format)) {
 #pragma unroll
-                for (int m = 0; m < m_tiles; ++m)
-                    add_scaled(sum[m], block_sum[m],
-                               block_scales<format>(slot + m * block_size, lane));
+            for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+                for (int t = 0; t < n_tiles; ++t)
+                    *reinterpret_cast<float4*>(buffer + warp * warp_sums +
+                                               ((in_turn * m_tiles + m) * n_tiles + t) * 128 +
+                                               lane * 4) =
+                        make_float4(sum[m][t][0], sum[m][t][1], sum[m][t][2], sum[m][t][3]);
             }
-            slot += Sizes::slot_bytes;
-            if (slot == lane_ring_end) slot = lane_ring;
-#pragma unroll
-            for (int t = 0; t < n_tiles; ++t)
-                x_at[t] += block_columns;
         }
 
         // ---- the slices' sums, in order
-        float* const buffer = sums + parity * (Sizes::sums_bytes / 4);
-        if (Sizes::sum_buffers == 1) __syncthreads();
-        parity = (parity + 1) % Sizes::sum_buffers;
-        constexpr int warp_sums = m_tiles * n_tiles * 128;
-#pragma unroll
-        for (int m = 0; m < m_tiles; ++m) {
-#pragma unroll
-            for (int t = 0; t < n_tiles; ++t)
-                *reinterpret_cast<float4*>(buffer + warp * warp_sums + (m * n_tiles + t) * 128 +
-                                           lane * 4) =
-                    make_float4(sum[m][t][0], sum[m][t][1], sum[m][t][2], sum[m][t][3]);
-        }
         __syncthreads();
-        constexpr int outputs = (swiglu ? 1 : m_tiles) * n_tiles * 128;
+        constexpr int outputs = (swiglu ? 1 : unit_tiles) * n_tiles * 128;
         for (int e = threadIdx.x; e < groups * outputs; e += threads) {
             const int of_group = e / outputs, inside = e % outputs;
             const int m = inside / (n_tiles * 128), t = inside / 128 % n_tiles;
             const int of_lane = inside % 128 / 4, i = inside % 4;
-            const int local = (unit - s.first_unit) * groups + of_group;
-            const int tile = swiglu ? local : local * m_tiles + m;
+            const int local = (unit_of_matrix - s.first_unit) * groups + of_group;
+            const int tile = swiglu ? local : local * unit_tiles + m;
             const int out = tile * tile_rows + of_lane / 4 + 8 * (i / 2);
-            const int row = first_row + t * 8 + (of_lane % 4) * 2 + (i & 1);
-            if (out >= s.n || row >= launch.rows) continue;
+            int row = first_row + t * 8 + (of_lane % 4) * 2 + (i & 1);
+            if (out >= s.n || row >= rows) continue;
+            float scale = s.scale[0], other_scale = s.scale[1];
+            if constexpr (grouped) {
+                row = static_cast<int>(launch.pair_order[pairs.first + row]);
+                scale = launch.expert_scales[0][pairs.expert];
+                other_scale = launch.expert_scales[1][pairs.expert];
+            }
             const float* const first =
                 buffer + (of_group << launch.slices_log2) * warp_sums + inside;
-            const float total = sum_of_slices(launch.slices_log2, first, warp_sums) * s.scale[0];
+            const float total = sum_of_slices(launch.slices_log2, first, warp_sums) * scale;
             const std::size_t at = static_cast<std::size_t>(row) * s.y_stride + out;
             if constexpr (swiglu) {
                 const float other =
                     sum_of_slices(launch.slices_log2, first + n_tiles * 128, warp_sums) *
-                    s.scale[1];
+                    other_scale;
                 const float gate = fminf(total, launch.limit);
                 const float up = fminf(fmaxf(other, -launch.limit), launch.limit);
                 static_cast<__nv_bfloat16*>(s.y)[at] =
@@ -258,23 +324,44 @@ __global__ void __launch_bounds__(threads,
     }
 }
 
-template <WeightFormat format, int n_tiles, int m_tiles, bool swiglu>
+template <WeightFormat format, int n_tiles, int m_tiles, int serial, bool swiglu,
+          bool grouped = false>
 Status launch_kernel(Launch& launch, const LaunchContext& context) {
-    using Sizes = Shape<format, n_tiles, m_tiles>;
+    using Size = Sizes<format, n_tiles, m_tiles>;
     int units = 0;
     for (int i = 0; i < launch.segment_count; ++i) {
         Segment& s = launch.segments[i];
         s.first_unit = units;
-        const int per_unit = (warps >> launch.slices_log2) * (swiglu ? 1 : m_tiles);
+        const int per_unit = (warps >> launch.slices_log2) * (swiglu ? 1 : m_tiles * serial);
         units += (s.tiles + per_unit - 1) / per_unit;
     }
     launch.units = units;
-    const int resident = context.multiprocessors * Sizes::blocks_per_multiprocessor;
-    const int row_groups = (launch.rows + 8 * n_tiles - 1) / (8 * n_tiles);
+
+    // Every slice has the same number of blocks, or one more: a stage that divides all of them.
+    const int slices = 1 << launch.slices_log2;
+    launch.stage_blocks = 1;
+    if (launch.blocks % slices == 0) {
+        for (int n = 2; n * block_bytes(format) <= Size::largest_stage; ++n)
+            if (launch.blocks / slices % n == 0) launch.stage_blocks = n;
+    }
+    const int slot_bytes = launch.stage_blocks * block_bytes(format) * m_tiles;
+    const int sums_bytes = warps * m_tiles * serial * Size::tile_sums * 4;
+    launch.sum_buffers = n_tiles >= 4 ? 1 : 2;
+    const int ring_budget =
+        Size::shared_budget - launch.sum_buffers * sums_bytes - warps * largest_ring_depth * 8;
+    launch.depth = std::min(ring_budget / (warps * slot_bytes), largest_ring_depth);
+    if (launch.depth < 2)
+        return Error(ErrorCode::internal, "the few-row product's ring does not fit");
+    const std::size_t shared_bytes =
+        warps * launch.depth * (slot_bytes + 8) + launch.sum_buffers * sums_bytes;
+
+    const int resident = context.multiprocessors * Size::blocks_per_multiprocessor;
+    const int row_groups = grouped ? 1 : (launch.rows + 8 * n_tiles - 1) / (8 * n_tiles);
+    // How many groups of pairs there are is known on the device; more blocks than units only leave.
+    const int most_units = grouped ? resident : std::min(units, resident);
     return cuda::launch("launching the few-row product",
-                        few_row_kernel<format, n_tiles, m_tiles, swiglu>,
-                        {dim3(std::min(units, resident), row_groups), threads, Sizes::shared_bytes},
-                        context, launch);
+                        few_row_kernel<format, n_tiles, m_tiles, serial, swiglu, grouped>,
+                        {dim3(most_units, row_groups), threads, shared_bytes}, context, launch);
 }
 
 // More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
@@ -282,23 +369,28 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
 template <WeightFormat format>
 Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
     const int groups = (launch.rows + 7) / 8;
-    if (swiglu) {
-        if (groups <= 1) return launch_kernel<format, 1, 2, true>(launch, context);
-        if (groups <= 2) return launch_kernel<format, 2, 2, true>(launch, context);
-        if (groups <= 4) return launch_kernel<format, 4, 2, true>(launch, context);
-        return launch_kernel<format, 8, 2, true>(launch, context);
-    }
-    if (groups > 4) return launch_kernel<format, 8, 2, false>(launch, context);
-    if (groups > 2) return launch_kernel<format, 4, 2, false>(launch, context);
-    if (groups > 1) return launch_kernel<format, 2, 1, false>(launch, context);
-    // Two tiles a unit where there are enough units: less work between them.
-    int tiles = 0;
-    for (int i = 0; i < launch.segment_count; ++i)
-        tiles += launch.segments[i].tiles;
-    const int of_slices = tiles * (1 << launch.slices_log2) / warps;
-    if (format != WeightFormat::bf16 && of_slices >= 12 * context.multiprocessors)
-        return launch_kernel<format, 1, 2, false>(launch, context);
-    return launch_kernel<format, 1, 1, false>(launch, context);
+    if (groups > 4)
+        return swiglu ? launch_kernel<format, 8, 2, 1, true>(launch, context)
+                      : launch_kernel<format, 8, 2, 1, false>(launch, context);
+    if (groups > 2)
+        return swiglu ? launch_kernel<format, 4, 2, 1, true>(launch, context)
+                      : launch_kernel<format, 4, 2, 1, false>(launch, context);
+    if (groups > 1)
+        return swiglu ? launch_kernel<format, 2, 1, 2, true>(launch, context)
+                      : launch_kernel<format, 2, 1, 1, false>(launch, context);
+    return swiglu ? launch_kernel<format, 1, 1, 2, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, false>(launch, context);
+}
+
+template <WeightFormat format>
+Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
+    return swiglu ? launch_kernel<format, 1, 1, 2, true, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, false, true>(launch, context);
+}
+
+int log2_of_slices(int k) {
+    const int slices = slice_count(k);
+    return slices == 8 ? 3 : slices == 4 ? 2 : slices == 2 ? 1 : 0;
 }
 
 }  // namespace
@@ -315,8 +407,7 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
     launch.rows = rows;
     launch.limit = swiglu_limit;
     launch.blocks = products[0].weight.blocks();
-    const int slices = slice_count(products[0].weight.k);
-    launch.slices_log2 = slices == 8 ? 3 : slices == 4 ? 2 : slices == 2 ? 1 : 0;
+    launch.slices_log2 = log2_of_slices(products[0].weight.k);
     for (std::size_t i = 0; i < products.size(); ++i) {
         const FewRowProduct& product = products[i];
         const PackedMatrix& weight = product.weight;
@@ -329,7 +420,8 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
         if (weight.k != products[0].weight.k)
             return Error(ErrorCode::invalid_argument,
                          "the matrices of one few-row product must share k");
-        if (product.x_stride % 8 != 0 || product.x_stride < weight.blocks() * block_columns)
+        if (product.x_stride % 8 != 0 || product.input_step % 8 != 0 ||
+            product.x_stride < weight.blocks() * block_columns)
             return Error(ErrorCode::invalid_argument,
                          "a few-row product needs rows of x padded to a multiple of 128 columns");
         Segment& s = launch.segments[i];
@@ -343,6 +435,16 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
         s.y_stride = product.y_stride;
         s.n = weight.n;
         s.tiles = weight.tiles();
+        s.tiles_per_input = s.tiles;
+        if (product.outputs_per_input > 0) {
+            // Two tiles are computed together, so an input's tiles come in pairs.
+            if (product.outputs_per_input % (2 * tile_rows) != 0 ||
+                weight.n % product.outputs_per_input != 0)
+                return Error(ErrorCode::invalid_argument,
+                             "outputs that share an input come in multiples of 32");
+            s.tiles_per_input = product.outputs_per_input / tile_rows;
+            s.input_step = product.input_step;
+        }
         s.y_is_bf16 = product.y_is_bf16;
     }
     switch (format) {
@@ -358,6 +460,51 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
             break;
     }
     return Error(ErrorCode::unsupported, "the few-row product has no kernel for this format");
+}
+
+Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, float swiglu_limit,
+                   const LaunchContext& context) {
+    const bool swiglu = product.ups != nullptr;
+    const int blocks = (product.k + block_columns - 1) / block_columns;
+    if (product.x_stride % 8 != 0 || product.x_stride < blocks * block_columns)
+        return Error(ErrorCode::invalid_argument,
+                     "an expert product needs rows of x padded to a multiple of 128 columns");
+    Launch launch = {};
+    launch.segment_count = 1;
+    launch.rows = expert_group_rows;
+    launch.limit = swiglu_limit;
+    launch.blocks = blocks;
+    launch.slices_log2 = log2_of_slices(product.k);
+    launch.groups = choice.groups;
+    launch.group_count = choice.group_count;
+    launch.pair_order = choice.pair_order;
+    launch.expert_weights[0] = product.weights;
+    launch.expert_weights[1] = product.ups;
+    launch.expert_scales[0] = product.scales;
+    launch.expert_scales[1] = product.up_scales;
+    launch.pairs_per_row = product.pairs_per_row;
+    Segment& s = launch.segments[0];
+    s.x = product.x;
+    s.x_stride = product.x_stride;
+    s.y = product.y;
+    s.y_stride = product.y_stride;
+    s.y_is_bf16 = swiglu;
+    s.n = product.n;
+    s.tiles = (product.n + tile_rows - 1) / tile_rows;
+    s.tiles_per_input = s.tiles;
+    switch (product.format) {
+        case WeightFormat::bf16:
+            return choose_expert_kernel<WeightFormat::bf16>(launch, swiglu, context);
+        case WeightFormat::fp8_block:
+            return choose_expert_kernel<WeightFormat::fp8_block>(launch, swiglu, context);
+        case WeightFormat::w4a16:
+            return choose_expert_kernel<WeightFormat::w4a16>(launch, swiglu, context);
+        case WeightFormat::nvfp4:
+            return choose_expert_kernel<WeightFormat::nvfp4>(launch, swiglu, context);
+        case WeightFormat::f32:
+            break;
+    }
+    return Error(ErrorCode::unsupported, "the expert product has no kernel for this format");
 }
 
 }  // namespace percheron::ops::cuda

@@ -21,6 +21,7 @@
 #include "core/status.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/packed_matrix.h"
+#include "ops/cuda/router.h"
 
 namespace percheron::ops::cuda {
 
@@ -32,6 +33,10 @@ struct FewRowProduct {
     void* y = nullptr;  // [rows][y_stride]
     int y_stride = 0;
     bool y_is_bf16 = false;  // else fp32; with `up` always bf16
+    // More than 0: a batch of products, one a head.  Outputs [h p, (h + 1) p) with p =
+    // outputs_per_input (a multiple of 32) take their inputs from x + h * input_step.
+    int outputs_per_input = 0;
+    int input_step = 0;
 };
 
 inline constexpr int largest_product_count = 8;
@@ -46,5 +51,36 @@ constexpr int slice_count(int k) {
 // beyond k in a row is finite.  Errors: invalid_argument, internal (launch).
 Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
                     const LaunchContext& context);
+
+// The same product for the pairs (row, choice) that a router made: pair p, which chose expert e,
+// gives y row p = W_e x, x being row p / pairs_per_row.  Every array is device memory; the matrices
+// are packed, of one format and shape.  A pair's bits depend on its own row alone.
+struct ExpertProduct {
+    WeightFormat format = WeightFormat::bf16;
+    int n = 0, k = 0;
+    const std::uint8_t* const* weights = nullptr;  // [experts]
+    const std::uint8_t* const* ups = nullptr;      // [experts], or nullptr: a plain product
+    const float* scales = nullptr;                 // [experts], global scales
+    const float* up_scales = nullptr;
+    const __nv_bfloat16* x = nullptr;
+    int x_stride = 0;
+    int pairs_per_row = 1;
+    void* y = nullptr;  // [pairs][y_stride]: bf16 with `ups`, else fp32
+    int y_stride = 0;
+};
+
+Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, float swiglu_limit,
+                   const LaunchContext& context);
+
+// y[r] = sum over j, ascending, of weights[r c + j] * pair_output[r c + j] + shared[r]; fp32.
+struct ExpertSum {
+    int rows = 0, hidden = 0, chosen = 0;
+    const float* weights = nullptr;      // [rows * chosen]
+    const float* pair_output = nullptr;  // [rows * chosen][hidden]
+    const float* shared = nullptr;       // [rows][hidden]
+    float* y = nullptr;                  // [rows][hidden]
+};
+
+Status sum_experts(const ExpertSum& sum, const LaunchContext& context);
 
 }  // namespace percheron::ops::cuda

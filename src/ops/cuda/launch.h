@@ -20,6 +20,7 @@ struct LaunchShape {
     dim3 grid;
     int threads = 0;
     std::size_t shared_bytes = 0;
+    int cluster = 1;  // thread blocks of a cluster, along the grid's x (sm_90 and later)
 };
 
 template <class... Parameters, class... Arguments>
@@ -36,11 +37,20 @@ Status launch(std::string_view what, void (*kernel)(Parameters...), const Launch
     config.blockDim = dim3(static_cast<unsigned>(shape.threads));
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = context.stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = context.dependent ? 1 : 0;
+    cudaLaunchAttribute attributes[2] = {};
+    config.attrs = attributes;
+    if (context.dependent) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (shape.cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+        attribute.val.clusterDim.y = 1;
+        attribute.val.clusterDim.z = 1;
+    }
     return check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
 }
 

@@ -1,8 +1,5 @@
-// One warp's pass over its slice of packed weight tiles: a ring of asynchronous copies in shared
-// memory, and the products of a block from there.
-//
-// Every lane copies exactly the 16-byte pieces that it will read itself; only scales are shared by
-// the lanes of the warp.  Warps never wait for each other here.
+// One warp's pass over its slices of packed weight tiles: a ring of asynchronous copies in shared
+// memory, and the products of a block from there.  Warps never wait for each other here.
 #pragma once
 
 #include "ops/cuda/device.cuh"
@@ -10,18 +7,105 @@
 
 namespace percheron::ops::cuda {
 
-// Copies one block (data and scales): both pointers are this lane's, 16 bytes a lane.
-template <WeightFormat format>
-__device__ inline void copy_block(std::uint8_t* to, const std::uint8_t* from, int lane) {
-#pragma unroll
-    for (int i = 0; i < block_data_bytes(format); i += 512)
-        copy_16_async(to + i, from + i);
-    constexpr int data = block_data_bytes(format);
-    constexpr int pieces = block_scale_bytes(format) / 16;
-    if constexpr (pieces > 0) {
-        if (lane < pieces) copy_16_async(to + data, from + data);
+inline constexpr int largest_ring_depth = 8;
+
+// A warp's ring of slots, filled and read in turn.  On sm_90 and later one lane starts a bulk copy
+// a slot and everybody waits on the slot's barrier; before, every lane copies its pieces.
+class WarpRing {
+  public:
+    // `slots`: depth * slot_bytes, 16-byte aligned; `barriers`: depth, this warp's own.
+    __device__ WarpRing(std::uint8_t* slots, std::uint64_t* barriers, int slot_bytes, int depth,
+                        int lane)
+        : slots_(static_cast<std::uint32_t>(__cvta_generic_to_shared(slots))),
+          barriers_(static_cast<std::uint32_t>(__cvta_generic_to_shared(barriers))),
+          slot_bytes_(slot_bytes),
+          depth_(depth),
+          lane_(lane) {
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) {
+            for (int i = 0; i < depth; ++i)
+                asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers_ + 8 * i));
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+#endif
     }
-}
+
+    // Starts filling slot `slot` with `parts` runs of `bytes` each.  What the slot held must have
+    // been read by every lane (__syncwarp between).
+    template <int parts>
+    __device__ void fill(int slot, const std::uint8_t* const (&from)[parts], int bytes) {
+        const std::uint32_t to = slots_ + slot * slot_bytes_;
+#if __CUDA_ARCH__ >= 900
+        if (lane_ == 0) {
+            const std::uint32_t barrier = barriers_ + 8 * slot;
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                         "r"(parts * bytes)
+                         : "memory");
+#pragma unroll
+            for (int part = 0; part < parts; ++part)
+                asm volatile(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                    "[%0], [%1], %2, [%3];" ::"r"(to + part * bytes),
+                    "l"(from[part]), "r"(bytes), "r"(barrier)
+                    : "memory");
+        }
+#else
+#pragma unroll
+        for (int part = 0; part < parts; ++part) {
+            for (int i = lane_ * 16; i < bytes; i += 512)
+                asm volatile(
+                    "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + part * bytes + i),
+                    "l"(from[part] + i)
+                    : "memory");
+        }
+        end_copy_group();
+#endif
+    }
+    // Stands for a fill that has nothing left to copy.
+    __device__ void fill_nothing() {
+#if __CUDA_ARCH__ < 900
+        end_copy_group();
+#endif
+    }
+
+    // Waits until slot `slot`, in its `phase`-th (mod 2) use, is filled.
+    __device__ void wait(int slot, int phase) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{\n"
+            ".reg .pred done;\n"
+            "waiting_%=:\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            "@done bra.uni finished_%=;\n"
+            "bra.uni waiting_%=;\n"
+            "finished_%=:\n"
+            "}" ::"r"(barriers_ + 8 * slot),
+            "r"(phase)
+            : "memory");
+#else
+        switch (depth_) {
+            case 2:
+                wait_for_copies<1>();
+                break;
+            case 3:
+                wait_for_copies<2>();
+                break;
+            case 4:
+                wait_for_copies<3>();
+                break;
+            default:
+                wait_for_copies<4>();  // at least five slots: all but the newest four
+        }
+        __syncwarp();
+#endif
+    }
+
+  private:
+    std::uint32_t slots_, barriers_;
+    int slot_bytes_, depth_, lane_;
+};
 
 // A constant that stays in a register, for instructions that take one immediate only.
 template <std::uint32_t value>

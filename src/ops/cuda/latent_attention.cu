@@ -1,0 +1,258 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/latent_attention.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+constexpr int latent = attention_latent;
+constexpr int split_tokens = 256;
+constexpr int chunk_tokens = 64;
+constexpr int block_heads = 16;
+constexpr int warps = 8;
+constexpr int threads = warps * 32;
+// Rows 16 bytes longer than a multiple of 128: the eight rows of a matrix load fall into different
+// banks.
+constexpr int row_elements = latent + 8;
+constexpr int weight_elements = chunk_tokens + 8;
+constexpr int split_floats = latent + 4;  // of a head: the read, its maximum, its sum, padding
+
+struct Shared {
+    __nv_bfloat16 query[block_heads][row_elements];
+    __nv_bfloat16 latents[2][chunk_tokens][row_elements];
+    float scores[block_heads][chunk_tokens + 4];
+    __nv_bfloat16 weights[block_heads][weight_elements];
+    float rescale[block_heads];
+};
+
+__device__ float* partial_of(const SelectedAttention& op, int row, int split, int head) {
+    const int splits = (op.most_tokens + split_tokens - 1) / split_tokens;
+    return op.partial +
+           ((static_cast<std::size_t>(row) * splits + split) * op.heads + head) * split_floats;
+}
+
+// 16 e4m3 values as bf16.
+__device__ void widen_16(uint4 codes, __nv_bfloat16* to) {
+    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    constexpr std::uint32_t two_to_120 = 0x7b807b80u;
+    std::uint32_t out[8];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            // Bytes 2 half and 2 half + 1 into the high bytes of a pair.
+            const std::uint32_t pair = __byte_perm(words[w], 0, half ? 0x3424 : 0x1404);
+            const std::uint32_t small = (pair & 0x80008000u) | ((pair >> 4) & 0x07f007f0u);
+            out[2 * w + half] = multiply_bf16x2(small, two_to_120);
+        }
+    }
+    reinterpret_cast<uint4*>(to)[0] = make_uint4(out[0], out[1], out[2], out[3]);
+    reinterpret_cast<uint4*>(to)[1] = make_uint4(out[4], out[5], out[6], out[7]);
+}
+
+// Gathers the split's chunk into shared memory; tokens past the last are zero.
+template <bool is_fp8>
+__device__ void gather(const SelectedAttention& op, const std::uint32_t* pages,
+                       const std::uint32_t* positions, int count,
+                       __nv_bfloat16 (*to)[row_elements]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int token = warp; token < chunk_tokens; token += warps) {
+        if (token < count) {
+            const std::uint32_t position = positions[token];
+            const char* const from =
+                static_cast<const char*>(op.pages.latents) +
+                pages[position / 64] * op.pages.latent_page_bytes +
+                static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
+            if constexpr (is_fp8) {
+                widen_16(load_16(from + lane * 16), to[token] + lane * 16);
+            } else {
+                copy_16_async(to[token] + lane * 8, from + lane * 16);
+                copy_16_async(to[token] + 256 + lane * 8, from + 512 + lane * 16);
+            }
+        } else {
+            *reinterpret_cast<uint4*>(to[token] + lane * 8) = make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4*>(to[token] + 256 + lane * 8) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+template <bool is_fp8>
+__global__ void __launch_bounds__(threads)
+    split_kernel(const __grid_constant__ SelectedAttention op) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int first_head = blockIdx.x * block_heads, split = blockIdx.y, row = blockIdx.z;
+    const int total = static_cast<int>(op.counts[row]);
+    const int count = min(total - split * split_tokens, split_tokens);
+    if (count <= 0) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const std::uint32_t* const pages =
+        op.batch.pages + op.batch.sequences[op.batch.sequence_of_row[row]].first_page;
+    const std::uint32_t* const positions =
+        op.positions + static_cast<std::size_t>(row) * op.positions_stride + split * split_tokens;
+    const int heads = min(op.heads - first_head, block_heads);
+
+    for (int i = threadIdx.x; i < block_heads * (latent / 8); i += threads) {
+        const int head = i / (latent / 8), part = i % (latent / 8);
+        const __nv_bfloat16* const from =
+            op.absorbed + (static_cast<std::size_t>(row) * op.heads + first_head + head) * latent;
+        *reinterpret_cast<uint4*>(shared.query[head] + part * 8) =
+            head < heads ? load_16(from + part * 8) : make_uint4(0, 0, 0, 0);
+    }
+    const int chunks = (count + chunk_tokens - 1) / chunk_tokens;
+    const auto fetch = [&](int chunk) {
+        if (chunk < chunks)
+            gather<is_fp8>(op, pages, positions + chunk * chunk_tokens,
+                           min(count - chunk * chunk_tokens, chunk_tokens),
+                           shared.latents[chunk % 2]);
+        end_copy_group();
+    };
+    fetch(0);
+    fetch(1);
+
+    // The softmax of heads 2 warp and 2 warp + 1 is this warp's.
+    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float read[latent / warps / 8][4] = {};
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        wait_for_copies<1>();
+        __syncthreads();
+        __nv_bfloat16(*const c)[row_elements] = shared.latents[chunk % 2];
+
+        // Scores of eight tokens a warp.
+        float score[4] = {};
+        const __nv_bfloat16* const a_row =
+            shared.query[lane % 8 + 8 * (lane / 8 % 2)] + 8 * (lane / 16);
+        const __nv_bfloat16* const b_row = c[warp * 8 + lane % 8] + 8 * (lane / 8);
+#pragma unroll
+        for (int k = 0; k < latent; k += 32) {
+            std::uint32_t a[2][4], b[4];
+            load_matrices(a[0], a_row + k);
+            load_matrices(a[1], a_row + k + 16);
+            load_matrices(b, b_row + k);
+            multiply_add(score, a[0], b[0], b[1]);
+            multiply_add(score, a[1], b[2], b[3]);
+        }
+        const int token = warp * 8 + 2 * q;
+        const int here = min(count - chunk * chunk_tokens, chunk_tokens);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            shared.scores[g + 8 * (i / 2)][token + i % 2] =
+                token + i % 2 < here ? score[i] * op.scale : -INFINITY;
+        __syncthreads();
+
+#pragma unroll
+        for (int own = 0; own < 2; ++own) {
+            const int head = warp * 2 + own;
+            const float s0 = shared.scores[head][lane], s1 = shared.scores[head][lane + 32];
+            float most = fmaxf(s0, s1);
+#pragma unroll
+            for (int offset = 16; offset > 0; offset /= 2)
+                most = fmaxf(most, __shfl_xor_sync(full_warp, most, offset));
+            const float reached = fmaxf(maximum[own], most);
+            const float keep = expf(maximum[own] - reached);  // 0 at the first chunk
+            maximum[own] = reached;
+            const __nv_bfloat16 w0 = __float2bfloat16_rn(expf(s0 - reached));
+            const __nv_bfloat16 w1 = __float2bfloat16_rn(expf(s1 - reached));
+            shared.weights[head][lane] = w0;
+            shared.weights[head][lane + 32] = w1;
+            sum[own] = sum[own] * keep + warp_sum(__bfloat162float(w0) + __bfloat162float(w1));
+            if (lane == 0) shared.rescale[head] = keep;
+        }
+        __syncthreads();
+
+        // The read: 64 columns a warp.
+        const float keep_low = shared.rescale[g], keep_high = shared.rescale[g + 8];
+#pragma unroll
+        for (int t = 0; t < latent / warps / 8; ++t) {
+            read[t][0] *= keep_low, read[t][1] *= keep_low;
+            read[t][2] *= keep_high, read[t][3] *= keep_high;
+        }
+#pragma unroll
+        for (int k = 0; k < chunk_tokens; k += 16) {
+            std::uint32_t a[4];
+            load_matrices(a, shared.weights[lane % 8 + 8 * (lane / 8 % 2)] + k + 8 * (lane / 16));
+#pragma unroll
+            for (int t = 0; t < latent / warps / 8; t += 2) {
+                std::uint32_t b[4];
+                load_matrices_transposed(b, c[k + lane % 8 + 8 * (lane / 8 % 2)] +
+                                                warp * (latent / warps) + t * 8 + 8 * (lane / 16));
+                multiply_add(read[t], a, b[0], b[1]);
+                multiply_add(read[t + 1], a, b[2], b[3]);
+            }
+        }
+        __syncthreads();
+        fetch(chunk + 2);
+    }
+
+#pragma unroll
+    for (int t = 0; t < latent / warps / 8; ++t) {
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+            const int head = g + 8 * high;
+            if (head < heads)
+                *reinterpret_cast<float2*>(partial_of(op, row, split, first_head + head) +
+                                           warp * (latent / warps) + t * 8 + 2 * q) =
+                    make_float2(read[t][2 * high], read[t][2 * high + 1]);
+        }
+    }
+#pragma unroll
+    for (int own = 0; own < 2; ++own) {
+        const int head = warp * 2 + own;
+        if (lane == 0 && head < heads) {
+            float* const to = partial_of(op, row, split, first_head + head) + latent;
+            to[0] = maximum[own];
+            to[1] = sum[own];
+        }
+    }
+}
+
+// One block a row and head, four columns a thread.
+__global__ void __launch_bounds__(latent / 4)
+    join_kernel(const __grid_constant__ SelectedAttention op) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int head = blockIdx.x, row = blockIdx.y;
+    const int splits = (static_cast<int>(op.counts[row]) + split_tokens - 1) / split_tokens;
+    float maximum = -INFINITY, sum = 0.0f;
+    float4 read = make_float4(0, 0, 0, 0);
+    for (int split = 0; split < splits; ++split) {
+        const float* const part = partial_of(op, row, split, head);
+        const float4 value = *reinterpret_cast<const float4*>(part + threadIdx.x * 4);
+        const float reached = fmaxf(maximum, part[latent]);
+        const float keep = expf(maximum - reached), add = expf(part[latent] - reached);
+        maximum = reached;
+        sum = sum * keep + part[latent + 1] * add;
+        read.x = read.x * keep + value.x * add;
+        read.y = read.y * keep + value.y * add;
+        read.z = read.z * keep + value.z * add;
+        read.w = read.w * keep + value.w * add;
+    }
+    const float scale = 1.0f / sum;
+    const __nv_bfloat162 out[2] = {__floats2bfloat162_rn(read.x * scale, read.y * scale),
+                                   __floats2bfloat162_rn(read.z * scale, read.w * scale)};
+    *reinterpret_cast<uint2*>(op.read + (static_cast<std::size_t>(row) * op.heads + head) * latent +
+                              threadIdx.x * 4) = *reinterpret_cast<const uint2*>(out);
+}
+
+}  // namespace
+
+std::size_t attention_partial_floats(int heads, int most_tokens, int rows) {
+    const std::size_t splits = (most_tokens + split_tokens - 1) / split_tokens;
+    return static_cast<std::size_t>(rows) * splits * heads * split_floats;
+}
+
+Status selected_attention(const SelectedAttention& op, const LaunchContext& context) {
+    if (op.pages.latent_dtype != DType::bf16 && op.pages.latent_dtype != DType::f8_e4m3)
+        return Error(ErrorCode::unsupported, "CUDA attention reads bf16 or fp8 latents");
+    const int splits = (op.most_tokens + split_tokens - 1) / split_tokens;
+    const LaunchShape shape{dim3((op.heads + block_heads - 1) / block_heads, splits, op.batch.rows),
+                            threads, sizeof(Shared)};
+    const auto kernel =
+        op.pages.latent_dtype == DType::bf16 ? split_kernel<false> : split_kernel<true>;
+    PERCHERON_TRY(launch("launching the attention splits", kernel, shape, context, op));
+    return launch("launching the join of the attention splits", join_kernel,
+                  {dim3(op.heads, op.batch.rows), latent / 4, 0}, context, op);
+}
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,270 @@
+#include <cooperative_groups.h>
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/mhc_turn.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+constexpr int streams = 4;
+constexpr int gates = (2 + streams) * streams;
+constexpr int cluster_blocks = 8;
+constexpr int warps = 8;
+constexpr int threads = warps * 32;
+constexpr int warp_gates = gates / warps;
+
+// What the blocks of a cluster show each other.
+struct Shown {
+    float mixes[gates];   // this block's part of fn f
+    float squares;        // of f
+    float input_squares;  // of u
+};
+
+struct Totals {
+    float mixes[gates];
+    float pre[streams];
+    float warp_parts[warps];
+};
+
+__device__ float block_sum(float value, Totals& totals) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) totals.warp_parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < warps; ++w)
+        sum += totals.warp_parts[w];
+    return sum;
+}
+
+// The doubly stochastic mixing matrix from its logits, in place: rows are sources.
+__device__ void mix_streams(float (&c)[streams][streams], int iterations, float eps) {
+#pragma unroll
+    for (int a = 0; a < streams; ++a) {
+        const float most = fmaxf(fmaxf(c[a][0], c[a][1]), fmaxf(c[a][2], c[a][3]));
+        float sum = 0.0f;
+#pragma unroll
+        for (int b = 0; b < streams; ++b) {
+            c[a][b] = expf(c[a][b] - most);
+            sum += c[a][b];
+        }
+#pragma unroll
+        for (int b = 0; b < streams; ++b)
+            c[a][b] = c[a][b] / sum + eps;
+    }
+    for (int i = 0; i < iterations; ++i) {
+        if (i > 0) {
+#pragma unroll
+            for (int a = 0; a < streams; ++a) {
+                const float scale = 1.0f / (c[a][0] + c[a][1] + c[a][2] + c[a][3] + eps);
+#pragma unroll
+                for (int b = 0; b < streams; ++b)
+                    c[a][b] *= scale;
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < streams; ++b) {
+            const float scale = 1.0f / (c[0][b] + c[1][b] + c[2][b] + c[3][b] + eps);
+#pragma unroll
+            for (int a = 0; a < streams; ++a)
+                c[a][b] *= scale;
+        }
+    }
+}
+
+__device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
+    return make_float4(fmaf(scale, value.x, sum.x), fmaf(scale, value.y, sum.y),
+                       fmaf(scale, value.z, sum.z), fmaf(scale, value.w, sum.w));
+}
+
+__global__ void __launch_bounds__(threads)
+    turn_kernel(const __grid_constant__ HyperConnectionTurn turn) {
+#if __CUDA_ARCH__ >= 900
+    namespace cg = cooperative_groups;
+    extern __shared__ __align__(16) unsigned char memory[];
+    __shared__ Shown shown;
+    __shared__ Totals totals;
+    const cg::cluster_group cluster = cg::this_cluster();
+    const int part = static_cast<int>(cluster.block_rank());
+    const int row = blockIdx.y;
+    const int hidden = turn.hidden, width = hidden / cluster_blocks;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool last = turn.next.fn == nullptr;
+    float* const state = reinterpret_cast<float*>(memory);  // [streams][width]
+    __nv_bfloat16* const fn =
+        reinterpret_cast<__nv_bfloat16*>(state + streams * width);  // [gates][streams][width]
+
+    // This block's columns of fn do not depend on the previous kernel.
+    if (!last) {
+        const int pieces = width / 8;
+        for (int i = threadIdx.x; i < gates * streams * pieces; i += threads) {
+            const int line = i / pieces, piece = i % pieces;
+            copy_16_async(
+                fn + line * width + piece * 8,
+                turn.next.fn + static_cast<std::size_t>(line) * hidden + part * width + piece * 8);
+        }
+        end_copy_group();
+    }
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+
+    // ---- X'_j = post_j y + sum_a comb[a, j] X_a
+    float* const x = turn.streams + static_cast<std::size_t>(row) * streams * hidden + part * width;
+    const std::size_t out_at = static_cast<std::size_t>(row) * hidden + part * width;
+    float squares = 0.0f;
+    for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
+        float4 value[streams];
+#pragma unroll
+        for (int a = 0; a < streams; ++a)
+            value[a] = *reinterpret_cast<const float4*>(x + a * hidden + i);
+        if (turn.output != nullptr) {
+            const float4 y = *reinterpret_cast<const float4*>(turn.output + out_at + i);
+            const float* const post = turn.post + row * streams;
+            const float* const comb = turn.comb + row * streams * streams;
+            float4 next[streams];
+#pragma unroll
+            for (int j = 0; j < streams; ++j) {
+                next[j] = scaled_sum(make_float4(0, 0, 0, 0), post[j], y);
+#pragma unroll
+                for (int a = 0; a < streams; ++a)
+                    next[j] = scaled_sum(next[j], comb[a * streams + j], value[a]);
+            }
+#pragma unroll
+            for (int j = 0; j < streams; ++j) {
+                value[j] = next[j];
+                *reinterpret_cast<float4*>(x + j * hidden + i) = next[j];
+            }
+        }
+        float4 mean = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < streams; ++j) {
+            const float4 v = value[j];
+            *reinterpret_cast<float4*>(state + j * width + i) = v;
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            mean = scaled_sum(mean, 1.0f / streams, v);
+        }
+        if (turn.tap != nullptr) *reinterpret_cast<float4*>(turn.tap + out_at + i) = mean;
+    }
+
+    float pre[streams] = {0.25f, 0.25f, 0.25f, 0.25f};
+    const float* norm = turn.final_norm;
+    if (!last) {
+        norm = turn.next.norm;
+        squares = block_sum(squares, totals);
+        wait_for_copies<0>();
+        __syncthreads();
+        // ---- this block's part of fn f, three gates a warp
+        float sum[warp_gates] = {};
+        for (int i = lane * 4; i < streams * width; i += 128) {
+            const float4 f = *reinterpret_cast<const float4*>(state + i);
+#pragma unroll
+            for (int n = 0; n < warp_gates; ++n) {
+                const uint2 w = *reinterpret_cast<const uint2*>(
+                    fn + (warp * warp_gates + n) * streams * width + i);
+                sum[n] = fmaf(bf16_low(w.x), f.x, sum[n]);
+                sum[n] = fmaf(bf16_high(w.x), f.y, sum[n]);
+                sum[n] = fmaf(bf16_low(w.y), f.z, sum[n]);
+                sum[n] = fmaf(bf16_high(w.y), f.w, sum[n]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < warp_gates; ++n) {
+            sum[n] = warp_sum(sum[n]);
+            if (lane == 0) shown.mixes[warp * warp_gates + n] = sum[n];
+        }
+        if (threadIdx.x == 0) shown.squares = squares;
+        cluster.sync();
+        if (threadIdx.x < gates) {
+            float mix = 0.0f, all = 0.0f;
+            for (int other = 0; other < cluster_blocks; ++other) {
+                const Shown* const of = cluster.map_shared_rank(&shown, other);
+                mix += of->mixes[threadIdx.x];
+                all += of->squares;
+            }
+            mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
+            totals.mixes[threadIdx.x] = mix;
+            if (threadIdx.x < streams)
+                totals.pre[threadIdx.x] =
+                    sigmoid(turn.next.scale[0] * mix + turn.next.base[threadIdx.x]) + turn.mhc_eps;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < streams; ++j)
+            pre[j] = totals.pre[j];
+    }
+
+    // ---- u = sum_i pre_i X'_i and its norm
+    float input_squares = 0.0f;
+    for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
+        float4 u = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < streams; ++j)
+            u = scaled_sum(u, pre[j], *reinterpret_cast<const float4*>(state + j * width + i));
+        // Stream 0's place is free: this thread alone reads it from here on.
+        *reinterpret_cast<float4*>(state + i) = u;
+        input_squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+    }
+    input_squares = block_sum(input_squares, totals);
+    if (threadIdx.x == 0) shown.input_squares = input_squares;
+    cluster.sync();
+    float all = 0.0f;
+    for (int other = 0; other < cluster_blocks; ++other)
+        all += cluster.map_shared_rank(&shown, other)->input_squares;
+    const float scale = 1.0f / sqrtf(all / static_cast<float>(hidden) + turn.rms_eps);
+    for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
+        const float4 u = *reinterpret_cast<const float4*>(state + i);
+        const float4 w = *reinterpret_cast<const float4*>(norm + part * width + i);
+        const float4 v =
+            make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
+        const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                        __floats2bfloat162_rn(v.z, v.w)};
+        *reinterpret_cast<uint2*>(turn.normed + out_at + i) = *reinterpret_cast<const uint2*>(pair);
+        if (turn.normed_wide != nullptr)
+            *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
+    }
+
+    // ---- the gates of the next update, by the block that has the least to wait for
+    if (!last && part == cluster_blocks - 1) {
+        if (threadIdx.x < streams) {
+            const int n = streams + threadIdx.x;
+            turn.post[row * streams + threadIdx.x] =
+                2.0f * sigmoid(turn.next.scale[1] * totals.mixes[n] + turn.next.base[n]);
+        }
+        if (threadIdx.x == 32) {
+            float c[streams][streams];
+#pragma unroll
+            for (int i = 0; i < streams * streams; ++i) {
+                const int n = 2 * streams + i;
+                c[i / streams][i % streams] =
+                    turn.next.scale[2] * totals.mixes[n] + turn.next.base[n];
+            }
+            mix_streams(c, turn.iterations, turn.mhc_eps);
+#pragma unroll
+            for (int i = 0; i < streams * streams; ++i)
+                turn.comb[row * streams * streams + i] = c[i / streams][i % streams];
+        }
+    }
+    cluster.sync();  // nobody leaves while another may still read its shared memory
+#else
+    __trap();
+#endif
+}
+
+}  // namespace
+
+Status mhc_turn(const HyperConnectionTurn& turn, const LaunchContext& context) {
+    if (turn.hidden % (cluster_blocks * 8) != 0)
+        return Error(ErrorCode::unsupported,
+                     "the CUDA hyper-connections need a hidden size that "
+                     "is a multiple of 64");
+    const int width = turn.hidden / cluster_blocks;
+    const std::size_t shared_bytes =
+        static_cast<std::size_t>(streams) * width * 4 +
+        (turn.next.fn != nullptr ? static_cast<std::size_t>(gates) * streams * width * 2 : 0);
+    return launch("launching the hyper-connection turn", turn_kernel,
+                  {dim3(cluster_blocks, turn.rows), threads, shared_bytes, cluster_blocks}, context,
+                  turn);
+}
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,187 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/router.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+constexpr int logit_warps = 8;
+constexpr int logit_rows = 4;  // of x that share a read of the weights
+constexpr int choose_threads = 1024;
+constexpr int most_experts = 512;
+constexpr int most_rows = 512;
+
+// One expert a warp.
+__global__ void __launch_bounds__(logit_warps * 32)
+    logits_kernel(const __grid_constant__ Routing routing) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int expert = blockIdx.x * logit_warps + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_row = blockIdx.y * logit_rows;
+    if (expert >= routing.experts) return;
+    const int hidden = routing.hidden;
+    const __nv_bfloat16* const weight = routing.weight + static_cast<std::size_t>(expert) * hidden;
+    float sum[logit_rows] = {};
+    for (int i = lane * 8; i < hidden; i += 256) {
+        const uint4 w = *reinterpret_cast<const uint4*>(weight + i);
+        const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int r = 0; r < logit_rows; ++r) {
+            const int row = min(first_row + r, routing.rows - 1);
+            const float* const x = routing.x + static_cast<std::size_t>(row) * hidden + i;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float4 v = *reinterpret_cast<const float4*>(x + 4 * j);
+                sum[r] = fmaf(bf16_low(words[2 * j]), v.x, sum[r]);
+                sum[r] = fmaf(bf16_high(words[2 * j]), v.y, sum[r]);
+                sum[r] = fmaf(bf16_low(words[2 * j + 1]), v.z, sum[r]);
+                sum[r] = fmaf(bf16_high(words[2 * j + 1]), v.w, sum[r]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < logit_rows; ++r) {
+        const float total = warp_sum(sum[r]);
+        if (lane == 0 && first_row + r < routing.rows)
+            routing.logits[static_cast<std::size_t>(first_row + r) * routing.experts + expert] =
+                total;
+    }
+}
+
+// One warp a row: the choices one after another, each the best that is left.
+__device__ void choose(const Routing& routing, int row, int lane) {
+    const float* const logits = routing.logits + static_cast<std::size_t>(row) * routing.experts;
+    constexpr int own = most_experts / 32;
+    float score[own];
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+        const int expert = i * 32 + lane;
+        score[i] = expert < routing.experts ? sigmoid(logits[expert]) : 0.0f;
+    }
+    std::uint32_t taken = 0;  // of this lane's experts
+    float sum = 1e-20f, chosen_score[16];
+    int chosen[16];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        if (j >= routing.chosen) break;
+        float best = -INFINITY, best_score = 0.0f;
+        int best_expert = most_experts;
+#pragma unroll
+        for (int i = 0; i < own; ++i) {
+            const int expert = i * 32 + lane;
+            if (expert >= routing.experts || (taken >> i & 1u)) continue;
+            const float key = score[i] + routing.bias[expert];
+            if (key > best) {
+                best = key;
+                best_score = score[i];
+                best_expert = expert;
+            }
+        }
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            const float other = __shfl_xor_sync(full_warp, best, offset);
+            const float other_score = __shfl_xor_sync(full_warp, best_score, offset);
+            const int other_expert = __shfl_xor_sync(full_warp, best_expert, offset);
+            if (other > best || (other == best && other_expert < best_expert)) {
+                best = other;
+                best_score = other_score;
+                best_expert = other_expert;
+            }
+        }
+        if (best_expert % 32 == lane) taken |= 1u << (best_expert / 32);
+        chosen[j] = best_expert;
+        chosen_score[j] = best_score;
+        sum += best_score;
+    }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        if (j >= routing.chosen) break;
+        if (lane == j) {
+            const int pair = row * routing.chosen + j;
+            routing.choice.experts[pair] = static_cast<std::uint32_t>(chosen[j]);
+            routing.choice.weights[pair] =
+                routing.scale * (routing.normalise ? chosen_score[j] / sum : chosen_score[j]);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(choose_threads)
+    choose_kernel(const __grid_constant__ Routing routing) {
+    __shared__ std::int32_t pairs_before[most_experts + 1], groups_before[most_experts + 1];
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int row = warp; row < routing.rows; row += choose_threads / 32)
+        choose(routing, row, lane);
+    __syncthreads();
+
+    // Every expert's thread reads all choices, in order.
+    const int pairs = routing.rows * routing.chosen;
+    const int expert = static_cast<int>(threadIdx.x);
+    std::int32_t count = 0;
+    if (expert < routing.experts) {
+        for (int pair = 0; pair < pairs; ++pair)
+            count += static_cast<int>(routing.choice.experts[pair]) == expert;
+        pairs_before[expert + 1] = count;
+        groups_before[expert + 1] = (count + expert_group_rows - 1) / expert_group_rows;
+    }
+    if (expert == 0) pairs_before[0] = groups_before[0] = 0;
+    __syncthreads();
+    if (warp == 0) {
+        // Prefix sums, a run of experts a lane.
+        const int run = (routing.experts + 31) / 32;
+        const int first = lane * run, end = min(first + run, routing.experts);
+        std::int32_t own_pairs = 0, own_groups = 0;
+        for (int e = first; e < end; ++e) {
+            own_pairs += pairs_before[e + 1];
+            own_groups += groups_before[e + 1];
+        }
+        std::int32_t before_pairs = own_pairs, before_groups = own_groups;
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const std::int32_t p = __shfl_up_sync(full_warp, before_pairs, offset);
+            const std::int32_t n = __shfl_up_sync(full_warp, before_groups, offset);
+            if (lane >= offset) {
+                before_pairs += p;
+                before_groups += n;
+            }
+        }
+        before_pairs -= own_pairs;
+        before_groups -= own_groups;
+        for (int e = first; e < end; ++e) {
+            before_pairs += pairs_before[e + 1];
+            before_groups += groups_before[e + 1];
+            pairs_before[e + 1] = before_pairs;
+            groups_before[e + 1] = before_groups;
+        }
+    }
+    __syncthreads();
+    if (expert < routing.experts && count > 0) {
+        std::int32_t place = pairs_before[expert];
+        for (int pair = 0; pair < pairs; ++pair) {
+            if (static_cast<int>(routing.choice.experts[pair]) == expert)
+                routing.choice.pair_order[place++] = static_cast<std::uint32_t>(pair);
+        }
+        for (std::int32_t done = 0, group = groups_before[expert]; done < count;
+             done += expert_group_rows, ++group)
+            routing.choice.groups[group] = {expert, pairs_before[expert] + done,
+                                            min(count - done, expert_group_rows)};
+    }
+    if (expert == 0) *routing.choice.group_count = groups_before[routing.experts];
+}
+
+}  // namespace
+
+Status route(const Routing& routing, const LaunchContext& context) {
+    if (routing.rows > most_rows || routing.experts > most_experts || routing.chosen > 16 ||
+        routing.hidden % 8 != 0)
+        return Error(ErrorCode::unsupported,
+                     "the CUDA router takes at most 512 rows, 512 experts and 16 choices");
+    PERCHERON_TRY(launch("launching the router's product", logits_kernel,
+                         {dim3((routing.experts + logit_warps - 1) / logit_warps,
+                               (routing.rows + logit_rows - 1) / logit_rows),
+                          logit_warps * 32, 0},
+                         context, routing));
+    return launch("launching the router's choice", choose_kernel, {dim3(1), choose_threads, 0},
+                  context, routing);
+}
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,246 @@
+#include <algorithm>
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/select_tokens.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+constexpr int dim = 128;
+constexpr int pool = 4;
+constexpr int page_pools = 16;
+constexpr int most_heads = 32;
+constexpr int score_warps = 8;
+constexpr int pools_of_block = 1024;
+constexpr int select_threads = 1024;
+constexpr int select_warps = select_threads / 32;
+
+struct RowView {
+    const std::uint32_t* pages;
+    int visible, candidates;
+};
+
+__device__ RowView row_view(const TokenSelection& op, int row) {
+    const DeviceSequence& s = op.batch.sequences[op.batch.sequence_of_row[row]];
+    RowView view;
+    view.pages = op.batch.pages + s.first_page;
+    view.visible = static_cast<int>(s.first_position + (row - s.first_row) + 1);
+    view.candidates = view.visible / pool;
+    return view;
+}
+
+// Scores of eight pools at a time a warp: heads are the tensor core's rows, pools its columns.
+__global__ void __launch_bounds__(score_warps * 32)
+    score_kernel(const __grid_constant__ TokenSelection op) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int row = blockIdx.y;
+    const RowView view = row_view(op, row);
+    const int first = blockIdx.x * pools_of_block;
+    if (view.candidates <= op.topk / pool || first >= view.candidates) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+
+    // The query as operand: tiles of 16 heads, steps of 32 columns (see packed_matrix.h).
+    std::uint32_t a[2][4][2][4];
+    float weight[2][2];
+    const __nv_bfloat16* const query = op.query + static_cast<std::size_t>(row) * op.query_stride;
+    const float head_scale = rsqrtf(static_cast<float>(op.heads));
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+            const int head = tile * 16 + high * 8 + g;
+            const bool there = head < op.heads;
+            weight[tile][high] =
+                there
+                    ? op.head_weight[static_cast<std::size_t>(row) * op.head_weight_stride + head] *
+                          head_scale
+                    : 0.0f;
+#pragma unroll
+            for (int step = 0; step < 4; ++step) {
+                const uint4 part = there ? load_16(query + head * dim + step * 32 + q * 8)
+                                         : make_uint4(0, 0, 0, 0);
+                a[tile][step][0][high] = part.x;
+                a[tile][step][0][2 + high] = part.y;
+                a[tile][step][1][high] = part.z;
+                a[tile][step][1][2 + high] = part.w;
+            }
+        }
+    }
+
+    float* const scores = op.scores + static_cast<std::size_t>(row) * op.most_pools;
+    const int end = min(first + pools_of_block, view.candidates);
+    for (int base = first + warp * 8; base < end; base += score_warps * 8) {
+        const std::size_t page = view.pages[base / page_pools];
+        // Pools past the last candidate lie in the same page; what they score is not stored.
+        const char* const key = static_cast<const char*>(op.pages.pooled) +
+                                page * op.pages.pooled_page_bytes +
+                                ((base % page_pools + g) * dim + q * 8) * 2;
+        float sum[2][1][4] = {};
+        uint4 b[4];
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            b[step] = load_16(key + step * 64);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                multiply_add(sum[tile][0], a[tile][step][0], b[step].x, b[step].y);
+                multiply_add(sum[tile][0], a[tile][step][1], b[step].z, b[step].w);
+            }
+        }
+        constexpr float dim_scale = 0.08838834764831845f;  // 128^-1/2
+        float score[2];
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+            score[column] = 0.0f;
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+                for (int high = 0; high < 2; ++high)
+                    score[column] = fmaf(weight[tile][high],
+                                         fmaxf(sum[tile][0][2 * high + column] * dim_scale, 0.0f),
+                                         score[column]);
+            }
+#pragma unroll
+            for (int offset = 4; offset <= 16; offset *= 2)
+                score[column] += __shfl_xor_sync(full_warp, score[column], offset);
+        }
+        if (g == 0) {
+            if (base + 2 * q < end) scores[base + 2 * q] = score[0];
+            if (base + 2 * q + 1 < end) scores[base + 2 * q + 1] = score[1];
+        }
+    }
+}
+
+// A float's bits as an unsigned number of the same order; -0 counts as +0, so that they tie.
+__device__ std::uint32_t ordered(float value) {
+    const std::uint32_t bits = __float_as_uint(value + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+struct SelectShared {
+    int histogram[256];
+    int above[select_warps], equal[select_warps];
+    std::uint32_t prefix;
+    int wanted;
+};
+
+// One block a row.  Four passes of a radix search find the smallest taken score and how many of the
+// equal ones are taken; then every warp writes its run of the candidates, in order.
+__global__ void __launch_bounds__(select_threads)
+    select_kernel(const __grid_constant__ TokenSelection op) {
+    __shared__ SelectShared shared;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int row = blockIdx.x;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const RowView view = row_view(op, row);
+    std::uint32_t* const positions =
+        op.positions + static_cast<std::size_t>(row) * op.positions_stride;
+    const int taken = min(view.candidates, op.topk / pool);
+    const int tail = view.visible - view.candidates * pool;
+    if (threadIdx.x == 0) op.counts[row] = taken * pool + tail;
+    if (threadIdx.x < tail)
+        positions[taken * pool + threadIdx.x] = view.candidates * pool + threadIdx.x;
+    if (taken == view.candidates) {
+        for (int i = threadIdx.x; i < taken * pool; i += select_threads)
+            positions[i] = i;
+        return;
+    }
+
+    const float* const scores = op.scores + static_cast<std::size_t>(row) * op.most_pools;
+    std::uint32_t prefix = 0, mask = 0;
+    int wanted = taken;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        if (threadIdx.x < 256) shared.histogram[threadIdx.x] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < view.candidates; i += select_threads) {
+            const std::uint32_t key = ordered(scores[i]);
+            if ((key & mask) == prefix) atomicAdd(&shared.histogram[(key >> shift) & 255u], 1);
+        }
+        __syncthreads();
+        if (warp == 0) {
+            // Bins from the top, eight a lane: the bin in which the wanted-th largest lies.
+            int own = 0;
+            for (int j = 0; j < 8; ++j)
+                own += shared.histogram[255 - (lane * 8 + j)];
+            int before = own;
+            for (int offset = 1; offset < 32; offset *= 2) {
+                const int other = __shfl_up_sync(full_warp, before, offset);
+                if (lane >= offset) before += other;
+            }
+            before -= own;
+            if (before < wanted && wanted <= before + own) {
+                int bin = 255 - lane * 8;
+                while (before + shared.histogram[bin] < wanted) {
+                    before += shared.histogram[bin];
+                    --bin;
+                }
+                shared.prefix = prefix | static_cast<std::uint32_t>(bin) << shift;
+                shared.wanted = wanted - before;
+            }
+        }
+        __syncthreads();
+        prefix = shared.prefix;
+        wanted = shared.wanted;
+        mask |= 255u << shift;
+    }
+
+    // Taken: every score above the threshold, and the first `wanted` equal to it.
+    const int run = (view.candidates + select_warps * 32 - 1) / (select_warps * 32) * 32;
+    const int first = warp * run, end = min(first + run, view.candidates);
+    int above = 0, equal = 0;
+    for (int i = first + lane; i < first + run; i += 32) {
+        const std::uint32_t key = i < end ? ordered(scores[i]) : 0u;
+        above += __popc(__ballot_sync(full_warp, i < end && key > prefix));
+        equal += __popc(__ballot_sync(full_warp, i < end && key == prefix));
+    }
+    if (lane == 0) {
+        shared.above[warp] = above;
+        shared.equal[warp] = equal;
+    }
+    __syncthreads();
+    int above_before = 0, equal_before = 0;
+    for (int w = 0; w < warp; ++w) {
+        above_before += shared.above[w];
+        equal_before += shared.equal[w];
+    }
+    for (int i = first + lane; i < first + run; i += 32) {
+        const std::uint32_t key = i < end ? ordered(scores[i]) : 0u;
+        const bool is_above = i < end && key > prefix, is_equal = i < end && key == prefix;
+        const std::uint32_t all_above = __ballot_sync(full_warp, is_above);
+        const std::uint32_t all_equal = __ballot_sync(full_warp, is_equal);
+        const std::uint32_t lower = (1u << lane) - 1u;
+        const int equal_rank = equal_before + __popc(all_equal & lower);
+        if (is_above || (is_equal && equal_rank < wanted)) {
+            const int place = above_before + __popc(all_above & lower) + min(equal_rank, wanted);
+            *reinterpret_cast<uint4*>(positions + place * pool) =
+                make_uint4(i * pool, i * pool + 1, i * pool + 2, i * pool + 3);
+        }
+        above_before += __popc(all_above);
+        equal_before += __popc(all_equal);
+    }
+}
+
+}  // namespace
+
+Status select_tokens(const TokenSelection& op, const LaunchContext& context) {
+    if (op.heads > most_heads || op.pages.pooled_dtype != DType::bf16)
+        return Error(ErrorCode::unsupported,
+                     "the CUDA indexer takes at most 32 heads and bf16 pooled keys");
+    if (op.positions_stride % 4 != 0)
+        return Error(ErrorCode::invalid_argument,
+                     "selected positions need rows of a multiple of 4");
+    if (op.most_pools > op.topk / pool) {
+        PERCHERON_TRY(
+            launch("launching the index scores", score_kernel,
+                   {dim3((op.most_pools + pools_of_block - 1) / pools_of_block, op.batch.rows),
+                    score_warps * 32, 0},
+                   context, op));
+    }
+    return launch("launching the token selection", select_kernel,
+                  {dim3(op.batch.rows), select_threads, 0}, context, op);
+}
+
+}  // namespace percheron::ops::cuda

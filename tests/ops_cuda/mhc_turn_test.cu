@@ -1,0 +1,165 @@
+#include "ops/cuda/mhc_turn.h"
+#include "ops/reference/reference_primitives.h"
+#include "ops_cuda/check.h"
+#include "ops_cuda/support.h"
+
+using namespace percheron;
+using namespace percheron::check;
+
+namespace {
+
+double distance(const std::vector<float>& got, const std::vector<float>& expected) {
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        error += (static_cast<double>(got[i]) - expected[i]) *
+                 (static_cast<double>(got[i]) - expected[i]);
+        norm += static_cast<double>(expected[i]) * expected[i];
+    }
+    return std::sqrt(error / norm);
+}
+
+std::vector<float> widened(const std::vector<__nv_bfloat16>& values) {
+    std::vector<float> result(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+        result[i] = __bfloat162float(values[i]);
+    return result;
+}
+
+// One turn's inputs.
+struct Turn {
+    std::size_t rows, hidden;
+    std::vector<float> streams, output, post, comb, base, scale, norm;
+    StoredMatrix fn;
+    Turn(Random& random, std::size_t rows, std::size_t hidden)
+        : rows(rows),
+          hidden(hidden),
+          streams(normals(random, rows * 4 * hidden, 2.0f)),
+          output(normals(random, rows * hidden)),
+          post(rows * 4),
+          comb(rows * 16),
+          base(normals(random, 24)),
+          scale(normals(random, 3)),
+          norm(normals(random, hidden)),
+          fn(ops::WeightFormat::bf16, 24, 4 * hidden, random) {
+        for (float& v : post)
+            v = random.uniform(0.0f, 2.0f);
+        for (float& v : comb)
+            v = random.uniform();  // not symmetric: a transposed update would show
+    }
+};
+
+struct TurnResult {
+    std::vector<float> streams, post, comb, normed, normed_wide, tap;
+};
+
+TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std::size_t rows) {
+    const auto cut = [&](const std::vector<float>& values, std::size_t width) {
+        return std::vector<float>(values.begin() + first * width,
+                                  values.begin() + (first + rows) * width);
+    };
+    const std::size_t hidden = turn.hidden;
+    OnDevice<float> streams(cut(turn.streams, 4 * hidden)), post(cut(turn.post, 4)),
+        comb(cut(turn.comb, 16)), normed_wide(rows * hidden), tap(rows * hidden);
+    const OnDevice<float> output(cut(turn.output, hidden)), base(turn.base), scale(turn.scale),
+        norm(turn.norm);
+    const OnDevice<std::uint8_t> fn(turn.fn.data());
+    OnDevice<__nv_bfloat16> normed(rows * hidden);
+    normed.poison();
+    normed_wide.poison();
+    tap.poison();
+    ops::cuda::HyperConnectionTurn op;
+    op.rows = static_cast<int>(rows);
+    op.hidden = static_cast<int>(hidden);
+    op.streams = streams.data();
+    if (update) op.output = output.data();
+    op.post = post.data();
+    op.comb = comb.data();
+    if (last) {
+        op.final_norm = norm.data();
+    } else {
+        op.next = {reinterpret_cast<const __nv_bfloat16*>(fn.data()), base.data(), scale.data(),
+                   norm.data()};
+    }
+    op.normed = normed.data();
+    op.normed_wide = normed_wide.data();
+    op.tap = tap.data();
+    CHECK_OK(ops::cuda::mhc_turn(op, {}));
+    return {streams.download(),         post.download(),        comb.download(),
+            widened(normed.download()), normed_wide.download(), tap.download()};
+}
+
+TurnResult reference(const Turn& turn, bool update, bool last) {
+    const std::size_t rows = turn.rows, hidden = turn.hidden;
+    TurnResult result{turn.streams, turn.post, turn.comb, {}, {}, {}};
+    result.normed_wide.resize(rows * hidden);
+    result.tap.resize(rows * hidden);
+    std::vector<float> pre(rows * 4);
+    ops::reference::ReferencePrimitives primitives;
+    const Rows<float> state(result.streams.data(), rows, 4 * hidden);
+    if (update) {
+        ops::MhcUpdate op;
+        op.output = {turn.output.data(), rows, hidden};
+        op.post = {turn.post.data(), rows, 4};
+        op.comb = {turn.comb.data(), rows, 16};
+        op.state = state;
+        primitives.mhc_update(op);
+    }
+    ops::MhcCollapse tap;
+    tap.state = state;
+    tap.output = {result.tap.data(), rows, hidden};
+    primitives.mhc_collapse(tap);
+    ops::MhcCollapse collapse;
+    collapse.state = state;
+    collapse.norm = turn.norm.data();
+    collapse.output = {result.normed_wide.data(), rows, hidden};
+    if (!last) {
+        ops::MhcGateComputation gates;
+        gates.fn = turn.fn.view();
+        gates.base = turn.base.data();
+        gates.scale = turn.scale.data();
+        gates.state = state;
+        gates.pre = {pre.data(), rows, 4};
+        gates.post = {result.post.data(), rows, 4};
+        gates.comb = {result.comb.data(), rows, 16};
+        primitives.mhc_gates(gates);
+        collapse.pre = {pre.data(), rows, 4};
+    }
+    primitives.mhc_collapse(collapse);
+    result.normed = result.normed_wide;
+    return result;
+}
+
+}  // namespace
+
+KERNEL_TEST(mhc_turn_against_the_reference) {
+    Random random(31);
+    for (std::size_t hidden : {64u, 384u, 4096u}) {
+        const Turn turn(random, 9, hidden);
+        for (bool update : {false, true}) {
+            for (bool last : {false, true}) {
+                const TurnResult got = run(turn, update, last, 0, turn.rows);
+                const TurnResult expected = reference(turn, update, last);
+                const auto check = [&](const char* what, const std::vector<float>& a,
+                                       const std::vector<float>& b, double limit) {
+                    const double error = distance(a, b);
+                    CHECK_THAT(error < limit, "hidden %zu, update %d, last %d, %s: error %.3g",
+                               hidden, update, last, what, error);
+                };
+                check("streams", got.streams, expected.streams, 1e-6);
+                check("tap", got.tap, expected.tap, 1e-6);
+                check("post", got.post, expected.post, 1e-5);
+                check("comb", got.comb, expected.comb, 1e-5);
+                check("normed", got.normed, expected.normed, 3e-3);
+                check("normed, unrounded", got.normed_wide, expected.normed_wide, 1e-5);
+                // Alone: the same bits.
+                const TurnResult alone = run(turn, update, last, 4, 1);
+                CHECK_THAT(std::memcmp(alone.normed_wide.data(),
+                                       got.normed_wide.data() + 4 * hidden, hidden * 4) == 0 &&
+                               std::memcmp(alone.comb.data(), got.comb.data() + 64, 64) == 0 &&
+                               std::memcmp(alone.streams.data(), got.streams.data() + 16 * hidden,
+                                           hidden * 16) == 0,
+                           "hidden %zu: a row alone has other bits", hidden);
+            }
+        }
+    }
+}
