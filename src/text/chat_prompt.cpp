@@ -40,6 +40,21 @@ Result<std::string> template_source(const std::filesystem::path& folder) {
 
 using Variables = std::vector<std::pair<std::string, Value>>;
 
+// The tokens that tokenizer_config.json names: templates may print them.
+Variables named_tokens(const std::filesystem::path& folder) {
+    Variables variables;
+    const Result<std::string> text = content_of(folder / "tokenizer_config.json");
+    const Json config = text.ok() ? Json::parse(*text, nullptr, false) : Json();
+    if (!config.is_object()) return variables;
+    for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
+        if (!config.contains(name)) continue;
+        const Json& token =
+            config[name].is_object() ? config[name].value("content", Json()) : config[name];
+        if (token.is_string()) variables.emplace_back(name, Value::text(token.get<std::string>()));
+    }
+    return variables;
+}
+
 void set(Variables& variables, std::string name, Value value) {
     for (auto& [present, old] : variables) {
         if (present == name) {
@@ -79,14 +94,14 @@ Status cut_after_final_message(MarkedText& rendered, const std::string& final_te
 struct ChatFormat::Content {
     Tokenizer tokenizer;
     ChatTemplate chat_template;
-    Variables token_names;  // bos_token, eos_token, ...: templates may print them
+    Variables token_names;
     std::optional<TokenId> think_open;
     std::optional<TokenId> think_close;
     std::optional<TokenId> image;
     std::optional<TokenId> video;
 };
 
-ChatFormat::ChatFormat(std::unique_ptr<const Content> content) : content_(std::move(content)) {}
+ChatFormat::ChatFormat(std::unique_ptr<Content> content) : content_(std::move(content)) {}
 ChatFormat::ChatFormat(ChatFormat&&) noexcept = default;
 ChatFormat& ChatFormat::operator=(ChatFormat&&) noexcept = default;
 ChatFormat::~ChatFormat() = default;
@@ -98,7 +113,9 @@ const Tokenizer& ChatFormat::tokenizer() const {
 Result<ChatFormat> ChatFormat::load(const std::filesystem::path& model_folder) {
     PERCHERON_ASSIGN(Tokenizer tokenizer, Tokenizer::load(model_folder / "tokenizer.json"));
     PERCHERON_ASSIGN(const std::string source, template_source(model_folder));
-    return make(std::move(tokenizer), source);
+    PERCHERON_ASSIGN(ChatFormat format, make(std::move(tokenizer), source));
+    format.content_->token_names = named_tokens(model_folder);
+    return format;
 }
 
 Result<ChatFormat> ChatFormat::make(Tokenizer tokenizer, std::string_view template_source) {
@@ -126,7 +143,7 @@ Result<ChatPrompt> ChatFormat::render(const Json& messages, const Json& tools,
                      "continue_final_message needs an assistant message at the end of messages");
     }
 
-    Variables variables;
+    Variables variables = content_->token_names;
     if (options.variables.is_object()) {
         for (const auto& [name, json] : options.variables.items()) {
             PERCHERON_ASSIGN(Value value, jinja::value_of_json(json, TextOrigin::from_input));

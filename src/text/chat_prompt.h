@@ -40,7 +40,7 @@ struct ChatPrompt {
 class ChatFormat {
   public:
     // Reads tokenizer.json and chat_template.jinja of a model folder (or the chat_template of
-    // tokenizer_config.json).
+    // tokenizer_config.json), and the tokens that tokenizer_config.json names, if it is there.
     static Result<ChatFormat> load(const std::filesystem::path& model_folder);
     static Result<ChatFormat> make(Tokenizer tokenizer, std::string_view template_source);
 
@@ -61,9 +61,9 @@ class ChatFormat {
 
   private:
     struct Content;
-    explicit ChatFormat(std::unique_ptr<const Content> content);
+    explicit ChatFormat(std::unique_ptr<Content> content);
 
-    std::unique_ptr<const Content> content_;
+    std::unique_ptr<Content> content_;
 };
 
 }  // namespace percheron

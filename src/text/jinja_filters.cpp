@@ -137,11 +137,16 @@ Arguments without_first(const Arguments& arguments, std::size_t count) {
     return rest;
 }
 
+// The reference goes through nothing where the value counts as false, whatever its kind.
+List items_if_any(const Call& call) {
+    return call.value.truth() ? items_of(call.value, call.budget) : List{};
+}
+
 Value map(const Call& call) {
     List mapped;
     if (const Value* attribute = call.arguments.find(SIZE_MAX, "attribute")) {
         const Value* otherwise = call.arguments.find(SIZE_MAX, "default");
-        for (const Value& item : items_of(call.value, call.budget)) {
+        for (const Value& item : items_if_any(call)) {
             call.budget.charge(1);
             Value value = member(item, *attribute);
             if (value.is_undefined() && otherwise != nullptr) value = *otherwise;
@@ -151,7 +156,7 @@ Value map(const Call& call) {
     }
     const std::string filter = call.arguments.need(0, "filter", "map").str(call.budget).text();
     const Arguments rest = without_first(call.arguments, 1);
-    for (const Value& item : items_of(call.value, call.budget)) {
+    for (const Value& item : items_if_any(call)) {
         mapped.push_back(apply_filter(filter, item, rest, call.budget));
     }
     return Value(std::move(mapped));
@@ -165,7 +170,7 @@ Value chosen(const Call& call) {
     const Value* test = call.arguments.find(test_index, "test");
     const Arguments rest = without_first(call.arguments, test_index + 1);
     List kept;
-    for (const Value& item : items_of(call.value, call.budget)) {
+    for (const Value& item : items_if_any(call)) {
         const Value value =
             by_attribute ? member(item, call.arguments.need(0, "attribute", call.name)) : item;
         const bool passes =

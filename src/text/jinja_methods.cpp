@@ -10,10 +10,11 @@ namespace percheron::jinja {
 namespace {
 
 constexpr std::array text_methods = {
-    "capitalize", "count",        "endswith",     "find",       "index", "isalnum",    "isalpha",
-    "isdigit",    "islower",      "isspace",      "isupper",    "join",  "lower",      "lstrip",
-    "partition",  "removeprefix", "removesuffix", "replace",    "rfind", "rpartition", "rsplit",
-    "rstrip",     "split",        "splitlines",   "startswith", "strip", "title",      "upper"};
+    "capitalize", "count",      "endswith",   "find",      "format",       "index",
+    "isalnum",    "isalpha",    "isdigit",    "islower",   "isspace",      "isupper",
+    "join",       "lower",      "lstrip",     "partition", "removeprefix", "removesuffix",
+    "replace",    "rfind",      "rpartition", "rsplit",    "rstrip",       "split",
+    "splitlines", "startswith", "strip",      "title",     "upper"};
 constexpr std::array dict_methods = {"get", "items", "keys", "values", "copy"};
 constexpr std::array list_methods = {"count", "index", "copy"};
 
@@ -99,6 +100,38 @@ bool is_letter_or_digit(char32_t c) {
     return is_ascii_digit(c) || is_letter(c);
 }
 
+// `{}`, `{0}` and `{name}`, `{{` and `}}`; no format specifications.
+Value formatted(const MarkedText& text, const Arguments& arguments, Budget& budget) {
+    const std::string& bytes = text.text();
+    MarkedText result;
+    std::size_t next = 0;
+    for (std::size_t at = 0; at < bytes.size();) {
+        const std::size_t brace = std::min(bytes.find_first_of("{}", at), bytes.size());
+        result.append(text.slice(at, brace - at));
+        at = brace;
+        if (at == bytes.size()) break;
+        if (at + 1 < bytes.size() && bytes[at + 1] == bytes[at]) {
+            result.append(text.slice(at, 1));
+            at += 2;
+            continue;
+        }
+        const std::size_t end = bytes.find('}', at);
+        if (bytes[at] == '}' || end == std::string::npos) throw Failure("format: a lone brace");
+        const std::string field = bytes.substr(at + 1, end - at - 1);
+        const bool index = field.find_first_not_of("0123456789") == std::string::npos;
+        if (index && field.size() > 4)
+            throw Failure("format: a field that is not understood: " + field);
+        std::size_t place = SIZE_MAX;
+        if (field.empty()) place = next++;
+        if (!field.empty() && index) place = static_cast<std::size_t>(std::stoi(field));
+        const MarkedText value = arguments.need(place, field, "format").str(budget);
+        budget.check_bytes(result.size() + value.size());
+        result.append(value);
+        at = end + 1;
+    }
+    return Value(std::move(result));
+}
+
 Value call_text_method(const MarkedText& text, const std::string& name, const Arguments& arguments,
                        Budget& budget) {
     budget.charge_bytes(text.size());
@@ -126,6 +159,7 @@ Value call_text_method(const MarkedText& text, const std::string& name, const Ar
                             (text.size() / std::max<std::size_t>(part.size(), 1) + 1) * by.size());
         return Value(replace(text, part.text(), by, number_or(arguments, 2, "count", -1)));
     }
+    if (name == "format") return formatted(text, arguments, budget);
     if (name == "upper") return Value(in_case(text, Case::upper));
     if (name == "lower") return Value(in_case(text, Case::lower));
     if (name == "title") return Value(in_case(text, Case::title));

@@ -1,6 +1,8 @@
 #include "text/chat_prompt.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -247,6 +249,25 @@ TEST(ChatPrompt, SaysWhereTheReplyBeginsAndWhereImagesAre) {
     ChatOptions no_prompt;
     no_prompt.add_generation_prompt = false;
     EXPECT_FALSE(prompt_of(messages, {}, no_prompt).starts_in_reasoning);
+}
+
+TEST(ChatPrompt, TemplatesMayPrintTheTokensOfTheConfiguration) {
+    const auto folder = std::filesystem::temp_directory_path() / "percheron_chat_format_test";
+    std::filesystem::create_directories(folder);
+    std::filesystem::copy_file(source_path("models/nano/tokenizer.json"), folder / "tokenizer.json",
+                               std::filesystem::copy_options::overwrite_existing);
+    const std::string source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
+    std::ofstream(folder / "tokenizer_config.json")
+        << Json({{"eos_token", {{"content", "<|endoftext|>"}}}, {"chat_template", source}}).dump();
+    const auto format = ChatFormat::load(folder);
+    std::filesystem::remove_all(folder);
+    ASSERT_TRUE(format.ok()) << format.error().message();
+    const auto prompt =
+        format->render(Json::array({{{"role", "user"}, {"content", "<|endoftext|>"}}}), {}, {});
+    ASSERT_TRUE(prompt.ok());
+    EXPECT_EQ(prompt->text, "<|endoftext|><|endoftext|>");
+    EXPECT_EQ(control_count(prompt->ids), 1u);
+    EXPECT_EQ(prompt->ids.back(), nano_format().tokenizer().added_token("<|endoftext|>"));
 }
 
 TEST(ChatPrompt, ContinuesAFinalMessage) {

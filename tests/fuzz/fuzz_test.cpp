@@ -1,0 +1,118 @@
+// Each fuzz entry over seeded inputs: bytes, and pieces that mean something to it.
+#include "fuzz.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace percheron::fuzz {
+namespace {
+
+void feed(void (*entry)(Input), const std::vector<std::string>& pieces, unsigned seed, int inputs) {
+    std::mt19937 random(seed);
+    for (int i = 0; i < inputs; ++i) {
+        std::string bytes(1, static_cast<char>(random()));
+        const std::size_t length = 1 + random() % 120;
+        while (bytes.size() < length) {
+            if (random() % 4 == 0) {
+                bytes += static_cast<char>(random());
+            } else {
+                bytes += pieces[random() % pieces.size()];
+            }
+        }
+        entry({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+    }
+}
+
+// An entry aborts when a promise is broken, so coming back is the assertion.
+TEST(Fuzz, TokenizerKeepsItsPromises) {
+    feed(tokenizer,
+         {"<|user|>", "</think>", "'s", "  ", "\n", "12", "\xE6\x97\xA5", "a", "word",
+          "{\"model\":"},
+         21, 5000);
+    SUCCEED();
+}
+
+TEST(Fuzz, TemplatesAndChatsKeepTheirPromises) {
+    feed(chat_template,
+         {"{{ ",
+          " }}",
+          "{% ",
+          " %}",
+          "{%- ",
+          " -%}",
+          "if ",
+          "endif",
+          "for x in l",
+          "endfor",
+          "set x = ",
+          "macro m(a)",
+          "endmacro",
+          "m(1)",
+          "s",
+          "l",
+          "d",
+          "n",
+          "messages",
+          ".role",
+          "[0]",
+          "[::-1]",
+          " | ",
+          "tojson",
+          "join(',')",
+          "upper",
+          " ~ ",
+          " + ",
+          " * ",
+          "(",
+          ")",
+          "'",
+          "\"",
+          "99999999",
+          "is defined",
+          "namespace(",
+          "range(",
+          "{#",
+          "#}",
+          "in ",
+          "not ",
+          "<|user|>",
+          "[{\"role\":\"user\",\"content\":",
+          "}]",
+          "null"},
+         22, 20000);
+    SUCCEED();
+}
+
+TEST(Fuzz, RepliesKeepTheirPromises) {
+    feed(reply,
+         {"f",
+          "list_rooms",
+          "\xE2",
+          "\xE3",
+          "\xE4",
+          "\xE5",
+          "\xE6",
+          "\xE7",
+          "\xE2"
+          "f\xE4"
+          "a\xE5\xE6",
+          "\xE7\xE3",
+          " ",
+          "\n",
+          "ab",
+          "c",
+          "null",
+          "{\"x\":1}",
+          "\xFE\xF0\xFE\x9F",
+          "=",
+          ">",
+          "\xFD"},
+         23, 20000);
+    SUCCEED();
+}
+
+}  // namespace
+}  // namespace percheron::fuzz
