@@ -64,6 +64,9 @@ void print_table(const std::string& folder, const Inventory& inventory) {
     if (!inventory.unclassified.empty()) std::printf("\nunclassified\n");
     for (const std::string& name : inventory.unclassified)
         std::printf("  %s\n", name.c_str());
+    if (!inventory.disagreements.empty()) std::printf("\nquantization_config is wrong about\n");
+    for (const std::string& disagreement : inventory.disagreements)
+        std::printf("  %s\n", disagreement.c_str());
     if (inventory.runnable()) {
         std::printf("\nIt will run.\n");
         return;

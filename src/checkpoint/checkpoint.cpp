@@ -71,7 +71,13 @@ void Checkpoint::examine() {
     }
     config_ = std::move(config).value();
     // With a shard missing every tensor in it would be reported as missing too.
-    if (shards_are_sound) examine_tensors(shards_, config_, inventory_);
+    if (!shards_are_sound) return;
+    auto claim = read_quantization_config(folder_);
+    if (!claim.ok()) {
+        inventory_.warnings.push_back(claim.error().message() + "; the files decide");
+        claim = std::optional<QuantizationConfig>();
+    }
+    examine_tensors(shards_, config_, *claim, inventory_);
 }
 
 Bytes Checkpoint::mapped_bytes() const {

@@ -14,6 +14,19 @@ namespace {
 // A checkpoint that lacks thousands of tensors is told so by the first few.
 constexpr std::size_t most_problems = 20;
 
+bool is_quantised(ops::WeightFormat format) {
+    return format != ops::WeightFormat::bf16 && format != ops::WeightFormat::f32;
+}
+
+// A matrix and how it is stored.
+struct StoredMatrix {
+    std::string stem;
+    ops::WeightFormat format;
+    // A module of class Linear, which is what "every linear layer" of a config means.  Embedding,
+    // router, hyper-connections and the pooling gate are parameters of other modules.
+    bool linear;
+};
+
 class Examination {
   public:
     Examination(const ShardSet& shards, Inventory& inventory)
@@ -37,6 +50,7 @@ class Examination {
     }
 
     bool taken(const std::string& canonical) const { return taken_.contains(canonical); }
+    const std::vector<StoredMatrix>& matrices() const { return matrices_; }
 
   private:
     void take(const ExpectedTensor& expected) {
@@ -45,13 +59,18 @@ class Examination {
             inventory_.problems.push_back(parts.error());
             return;
         }
-        const bool quantised =
-            parts->format != ops::WeightFormat::bf16 && parts->format != ops::WeightFormat::f32;
-        if (quantised && expected.role == TensorRole::plain) {
+        if (is_quantised(parts->format) && expected.role == TensorRole::plain) {
             inventory_.problems.emplace_back(
                 ErrorCode::unsupported,
                 describe(parts->data) + ": must be BF16 or F32, this tensor is never quantised");
             return;
+        }
+        if (expected.role != TensorRole::plain) {
+            const std::string stem = stem_of(expected.name);
+            const bool linear = stem.size() < expected.name.size() &&
+                                expected.part != NetworkPart::embedding &&
+                                !stem.ends_with(".mlp.gate");
+            matrices_.push_back({stem, parts->format, linear});
         }
         count(inventory_.formats, parts->format, parts->all());
         count(inventory_.parts[expected.part], parts->format, parts->all());
@@ -70,7 +89,34 @@ class Examination {
     const ShardSet& shards_;
     Inventory& inventory_;
     std::unordered_set<std::string> taken_;
+    std::vector<StoredMatrix> matrices_;
 };
+
+void compare(const std::vector<StoredMatrix>& matrices, const QuantizationConfig& claim,
+             Inventory& inventory) {
+    for (const StoredMatrix& matrix : matrices) {
+        const bool quantised = is_quantised(matrix.format);
+        const bool exempt = claim.exempt.contains(matrix.stem);
+        const bool targeted =
+            claim.targets.contains(matrix.stem) || (claim.targets.every_linear() && matrix.linear);
+        const std::string stored =
+            matrix.stem + " is stored as " + std::string(ops::name_of(matrix.format));
+        if (!quantised && exempt) {
+            inventory.ignored.push_back(matrix.stem);
+        } else if (!quantised && targeted) {
+            inventory.disagreements.push_back(stored + " but is not exempt");
+        } else if (quantised && exempt) {
+            inventory.disagreements.push_back(stored + " but is exempt");
+        } else if (quantised && !targeted) {
+            inventory.disagreements.push_back(stored + " but is no target");
+        }
+    }
+    if (!inventory.disagreements.empty()) {
+        inventory.warnings.push_back(
+            "quantization_config is wrong about " + std::to_string(inventory.disagreements.size()) +
+            " weights, first: " + inventory.disagreements.front() + "; the files decide");
+    }
+}
 
 bool any_below(const ShardSet& shards, std::string_view prefix) {
     return std::any_of(shards.tensors().begin(), shards.tensors().end(),
@@ -89,7 +135,8 @@ bool known_but_unused(std::string_view canonical) {
 
 }  // namespace
 
-void examine_tensors(const ShardSet& shards, model::ModelConfig& config, Inventory& inventory) {
+void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
+                     const std::optional<QuantizationConfig>& claim, Inventory& inventory) {
     Examination examination(shards, inventory);
     examination.take(outer_tensors(config));
     for (std::size_t i = 0; i < config.layers() && !examination.full(); ++i) {
@@ -118,6 +165,8 @@ void examine_tensors(const ShardSet& shards, model::ModelConfig& config, Invento
     config.has_vision = config.has_vision && tower_stored;
     inventory.vision = config.has_vision;
     if (config.has_vision) examination.take(vision_tensors(config.vision));
+
+    if (claim.has_value()) compare(examination.matrices(), *claim, inventory);
 
     for (const auto& [name, place] : shards.tensors()) {
         if (examination.taken(name)) continue;

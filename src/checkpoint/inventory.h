@@ -38,8 +38,10 @@ struct Inventory {
         std::size_t tensors = 0;
     };
     std::vector<File> files;
-    // What config files and stored tensors disagree about; the stored tensors decide.
+    // What config files and stored tensors disagree about; the stored tensors decide.  One sentence
+    // a subject here, one a weight in `disagreements`.
     std::vector<std::string> warnings;
+    std::vector<std::string> disagreements;
     // Why it does not run; empty if it does.
     std::vector<Error> problems;
 

@@ -80,6 +80,9 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                      checkpoint::Checkpoint::open(options.folder));
     const model::ModelConfig& config = checkpoint->config();
     stages.done("checkpoint: " + checkpoint::summary(checkpoint->inventory()));
+    for (const std::string& warning : checkpoint->inventory().warnings) {
+        log_warning(warning);
+    }
 
     ops::CpuBackendOptions backend_options;
     backend_options.threads = options.threads;

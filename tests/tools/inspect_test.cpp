@@ -1,0 +1,154 @@
+// percheron inspect and quantize as commands: output, exit codes, what is refused.
+#include <cstdio>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "checkpoint/small_model.h"
+
+namespace percheron::tools {
+namespace {
+
+using checkpoint::test::Json;
+using checkpoint::test::small_config;
+using checkpoint::test::small_model;
+using checkpoint::test::SmallModel;
+using checkpoint::test::TemporaryFolder;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Outcome {
+    int code = -1;
+    std::string out;
+    std::string err;
+};
+
+Outcome run(const std::string& arguments, const std::string& environment = "") {
+    const TemporaryFolder folder;
+    const std::string error_file = (folder.path() / "stderr").string();
+    const std::string command =
+        environment + " " + PERCHERON_BINARY + " " + arguments + " 2>" + error_file;
+    Outcome outcome;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    char buffer[4096];
+    for (std::size_t count = 0; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+        outcome.out.append(buffer, count);
+    }
+    const int status = ::pclose(pipe);
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    outcome.err = *read_text_file(error_file, 1u << 20);
+    return outcome;
+}
+
+std::vector<std::string> keys(const Json& object) {
+    std::vector<std::string> names;
+    for (const auto& entry : object.items())
+        names.push_back(entry.key());
+    return names;
+}
+
+TEST(Inspect, JsonHasExactlyTheFieldsPromised) {
+    const SmallModel small = small_model(1);
+    const TemporaryFolder folder;
+    small.write(folder.path(), 2,
+                [](const std::string& name) { return std::hash<std::string>()(name) % 2; });
+    const Outcome outcome = run("inspect --json " + folder.path().string());
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.err, "");
+    const Json json = Json::parse(outcome.out);
+    EXPECT_THAT(keys(json), ElementsAre("files", "formats", "ignored", "mtp", "reasons", "runnable",
+                                        "unclassified", "vision"));
+    EXPECT_EQ(json["runnable"], true);
+    EXPECT_EQ(json["reasons"], Json::array());
+    EXPECT_EQ(json["ignored"], 0);
+    EXPECT_EQ(json["unclassified"], 0);
+    EXPECT_EQ(json["mtp"], true);
+    EXPECT_EQ(json["vision"], true);
+    EXPECT_EQ(json["files"],
+              Json({"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}));
+    std::size_t tensors = 0;
+    std::size_t bytes = 0;
+    for (const auto& format : json["formats"]) {
+        EXPECT_THAT(keys(format), ElementsAre("bytes", "tensors"));
+        tensors += format["tensors"].get<std::size_t>();
+        bytes += format["bytes"].get<std::size_t>();
+    }
+    std::size_t expected = 0;
+    for (const auto& [name, tensor] : small.tensors)
+        expected += tensor.bytes.size();
+    EXPECT_EQ(tensors, small.tensors.size());
+    EXPECT_EQ(bytes, expected);
+}
+
+TEST(Inspect, SaysWhyItWillNotRun) {
+    const TemporaryFolder folder;
+    small_model(2).write(folder.path());
+    std::filesystem::resize_file(folder.path() / "model.safetensors", 5000);
+    const Outcome outcome = run("inspect --json " + folder.path().string());
+    EXPECT_EQ(outcome.code, 0);
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["runnable"], false);
+    ASSERT_EQ(json["reasons"].size(), 1u);
+    EXPECT_THAT(json["reasons"][0].get<std::string>(), HasSubstr("model.safetensors"));
+    const Outcome table = run("inspect " + folder.path().string());
+    EXPECT_EQ(table.code, 0);
+    EXPECT_THAT(table.out, AllOf(HasSubstr("will not run"), HasSubstr("model.safetensors")));
+}
+
+TEST(Inspect, FindsTheEmbeddedModelAndModelsByName) {
+    const Outcome embedded = run("inspect --json", "cd / &&");
+    EXPECT_EQ(embedded.code, 0);
+    EXPECT_EQ(Json::parse(embedded.out)["runnable"], true);
+    const TemporaryFolder home;
+    std::filesystem::create_directory(home.path() / "tiny");
+    small_model(3).write(home.path() / "tiny");
+    const std::string variable = "PERCHERON_MODELS=" + home.path().string();
+    const Outcome named = run("inspect tiny", variable);
+    EXPECT_EQ(named.code, 0);
+    EXPECT_THAT(named.out, HasSubstr((home.path() / "tiny").string()));
+    const Outcome absent = run("inspect huge", variable);
+    EXPECT_EQ(absent.code, 1);
+    EXPECT_THAT(absent.err, AllOf(HasSubstr("'huge'"), HasSubstr(home.path().string())));
+    EXPECT_EQ(run("inspect /no/such/folder").code, 1);
+    EXPECT_EQ(run("inspect --nonsense").code, 2);
+}
+
+TEST(QuantizeCommand, MakesAFolderThatRunsAndSaysWhatItDid) {
+    const TemporaryFolder source;
+    const TemporaryFolder out;
+    small_model(4, small_config(128)).write(source.path());
+    const std::string folders = source.path().string() + " " + (out.path() / "small").string();
+    const Outcome made = run("quantize " + folders + " --format w4a16 --rest fp8 --threads 1");
+    EXPECT_EQ(made.code, 0) << made.err;
+    EXPECT_THAT(made.out, AllOf(HasSubstr("w4a16"), HasSubstr("fp8_block"), HasSubstr("1 file")));
+    const Json json = Json::parse(run("inspect --json " + (out.path() / "small").string()).out);
+    EXPECT_EQ(json["runnable"], true);
+    EXPECT_EQ(json["formats"]["w4a16"]["tensors"], 27);
+    EXPECT_GT(json["ignored"].get<int>(), 0);
+    // The same again would overwrite a checkpoint.
+    const Outcome again = run("quantize " + folders + " --format w4a16");
+    EXPECT_EQ(again.code, 1);
+    EXPECT_THAT(again.err, HasSubstr("there is a checkpoint already"));
+}
+
+TEST(QuantizeCommand, RefusesWhatIsNotBuiltByName) {
+    const TemporaryFolder source;
+    small_model(5, small_config(128)).write(source.path());
+    const std::string folders = source.path().string() + " " + (source.path() / "out").string();
+    for (const auto& [options, said] : std::vector<std::pair<std::string, std::string>>{
+             {"--format nvfp4", "nvfp4 is not built yet"},
+             {"--format w4a16 --method gptq", "gptq is not built yet"},
+             {"--format w4a16 --shard-size 0", "--shard-size"},
+             {"--format int3", "int3"},
+             {"", "--format"}}) {
+        const Outcome outcome = run("quantize " + folders + " " + options);
+        EXPECT_EQ(outcome.code, 2) << options;
+        EXPECT_THAT(outcome.err, HasSubstr(said));
+        EXPECT_FALSE(std::filesystem::exists(source.path() / "out"));
+    }
+}
+
+}  // namespace
+}  // namespace percheron::tools
