@@ -3,7 +3,7 @@
 BUILD := build
 JOBS ?= $(shell nproc)
 
-.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch
+.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-server
 
 setup:
 	@scripts/setup
@@ -30,6 +30,9 @@ gpu-kit:
 # What batching gains: eight streams over one.
 bench-batch: build
 	@scripts/bench-batch
+
+bench-server: build
+	@scripts/bench-server
 
 lint:
 	@scripts/lint

@@ -22,7 +22,7 @@ using tools::SpawnedServer;
 
 struct LoadBench {
     LoadTest test;
-    std::string model = "models/nano";
+    std::string model;  // empty: the embedded one
     bool spawn = false;
     std::uint32_t tokens = 2000;  // a stream
     std::uint32_t tokens_a_step = 1;
@@ -122,9 +122,11 @@ Result<bool> run_load(LoadBench bench) {
     if (bench.spawn) {
         replay = std::make_unique<DigitReplay>(bench.tokens, bench.tokens_a_step);
         const std::string context = std::to_string(bench.tokens + 1024);
-        PERCHERON_ASSIGN(server, SpawnedServer::start({bench.model, "--replay", replay->path(),
-                                                       "--context", context, "--max-running",
-                                                       std::to_string(bench.test.streams)}));
+        std::vector<std::string> arguments{"--replay",      replay->path(),
+                                           "--context",     context,
+                                           "--max-running", std::to_string(bench.test.streams)};
+        if (!bench.model.empty()) arguments.push_back(bench.model);
+        PERCHERON_ASSIGN(server, SpawnedServer::start(arguments));
         bench.test.port = server->port();
         bench.test.server_process = server->process();
         bench.test.expected_content = replay->content();
@@ -160,7 +162,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     load->add_option("--pid", bench->test.server_process, "Its process, to read its CPU time");
     load->add_option("--api-key", bench->test.api_key, "Key to send");
     load->add_flag("--spawn", bench->spawn, "Start a server over a replay of digits instead");
-    load->add_option("--model", bench->model, "Model folder for --spawn")->capture_default_str();
+    load->add_option("--model", bench->model, "Model folder for --spawn");
     load->add_option("--streams", bench->test.streams, "Streams open at once")
         ->check(CLI::Range(1, 20000))
         ->capture_default_str();

@@ -12,6 +12,7 @@
 
 #include "commands.h"
 #include "core/logging.h"
+#include "load_flags.h"
 #include "replay/replay_engine.h"
 #include "server/server.h"
 #include "tools/load_engine.h"
@@ -26,10 +27,8 @@ using server::ServerLog;
 using server::ServerOptions;
 
 struct ServeOptions {
-    std::string model;
+    LoadFlags flags;
     std::string replay;
-    tools::LoadOptions load;
-    std::uint64_t kv_memory = 0;  // 0: planned
     std::string log_format = "text";
     std::uint64_t deadline = 0;
     std::uint64_t keep_alive = 0;
@@ -84,18 +83,18 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
     EngineDescription description;
     description.model_name = model.name;
     description.vocabulary = model.vocabulary;
-    description.context_tokens = options.load.context.value_or(model.context_limit);
+    description.context_tokens = options.flags.load.context.value_or(model.context_limit);
     if (description.context_tokens > model.context_limit) {
         return Error(ErrorCode::invalid_argument,
                      "--context " + std::to_string(description.context_tokens) +
                          " is more than the model's " + std::to_string(model.context_limit));
     }
-    if (options.load.thinking_budget || options.kv_memory > 0) {
+    if (options.flags.load.thinking_budget || options.flags.load.kv_memory) {
         return Error(
             ErrorCode::invalid_argument,
             "--thinking-budget and --kv-memory mean nothing with --replay; leave them out");
     }
-    description.max_running = options.load.max_running.value_or(1024);
+    description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
     description.stop_tokens = model.stop_tokens;
     PERCHERON_ASSIGN(
@@ -143,16 +142,15 @@ Status serve(ServeOptions options) {
 
     PERCHERON_ASSIGN(const std::unique_ptr<Server> server, Server::listen(options.server));
     signals.begin(*server);
-    PERCHERON_ASSIGN(options.load.folder, tools::resolve_model(options.model));
-    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.load.folder));
-    if (!options.load.model_name.empty()) model.name = options.load.model_name;
-    options.load.model_name = model.name;
-    if (options.kv_memory > 0) options.load.kv_memory = options.kv_memory;
+    PERCHERON_ASSIGN(options.flags.load.folder, tools::resolve_model(options.flags.model));
+    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.flags.load.folder));
+    if (!options.flags.load.model_name.empty()) model.name = options.flags.load.model_name;
+    options.flags.load.model_name = model.name;
     // The server refuses what is too much for the queue before the engine sees it.
-    options.load.max_queued = options.server.max_queued;
+    options.flags.load.max_queued = options.server.max_queued;
 
     auto engine = options.replay.empty()
-                      ? tools::load_engine(options.load, model.format.tokenizer())
+                      ? tools::load_engine(options.flags.load, model.format.tokenizer())
                       : make_replay(options, model);
     if (!engine.ok()) return engine.error();
     const EngineDescription description = (*engine)->description();
@@ -174,39 +172,20 @@ void add_serve(CLI::App& app, int& exit_code) {
         "serve",
         "Serve a model over HTTP: OpenAI chat completions, metrics, web page.\n"
         "Example: percheron serve models/nano --port 8000 --api-key-file keys.txt");
-    command->add_option("MODEL", options->model,
-                        "Model folder or name (default: the embedded nano)");
+    add_load_flags(*command, options->flags);
     command->add_option("--host", options->server.host, "Address to listen on")
         ->capture_default_str();
     command->add_option("--port", options->server.port, "Port to listen on; 0 takes any")
         ->capture_default_str();
-    command->add_option("--model-name", options->load.model_name,
+    command->add_option("--model-name", options->flags.load.model_name,
                         "Name clients see (default: MODEL's last folder)");
     command->add_flag("--strict-model", options->server.strict_model,
                       "Refuse requests for other model names");
-    command->add_option("--device", options->load.device, "Where the network is computed")
-        ->check(CLI::IsMember({"auto", "cpu"}))
-        ->capture_default_str();
-    command->add_option("--threads", options->load.threads,
-                        "Threads of the CPU backend (default: as many as may run)");
     command
-        ->add_option("--context", options->load.context,
-                     "Tokens of prompt and reply together (default: what the model and memory "
-                     "allow)")
+        ->add_option("--max-running", options->flags.load.max_running, "Replies worked on at once")
         ->check(CLI::PositiveNumber);
     command
-        ->add_option("--kv-memory", options->kv_memory,
-                     "Memory of pages and state, as 512MiB (default: planned)")
-        ->transform(CLI::AsSizeValue(false));
-    command->add_option("--kv-dtype", options->load.kv_dtype, "Element type of the cache")
-        ->check(CLI::IsMember({"auto", "bf16"}))
-        ->capture_default_str();
-    command->add_option("--seed", options->load.seed,
-                        "Of the seeds given to requests that name none");
-    command->add_option("--max-running", options->load.max_running, "Replies worked on at once")
-        ->check(CLI::PositiveNumber);
-    command
-        ->add_option("--thinking-budget", options->load.thinking_budget,
+        ->add_option("--thinking-budget", options->flags.load.thinking_budget,
                      "Tokens a reply may think when its request sets no thinking_budget")
         ->check(CLI::PositiveNumber);
     command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")

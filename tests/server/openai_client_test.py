@@ -1,0 +1,160 @@
+"""The official Python client against the server over replayed replies: models, chat, streams,
+tools, errors.  Needs the package `openai` and PERCHERON_BINARY."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import openai
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "set_alarm",
+        "parameters": {
+            "type": "object",
+            "properties": {"hour": {"type": "integer"}, "label": {"type": "string"}},
+        },
+    },
+}
+REPLIES = [
+    {"match": "plain", "steps": ["I think.", "</think>", "The answer", " is 42."]},
+    {
+        "match": "alarm",
+        "steps": [
+            "Hm.</think><tool_call>set_alarm<arg_key>hour</arg_key>",
+            "<arg_value>7</arg_value><arg_key>label</arg_key><arg_value>gym",
+            " bag</arg_value></tool_call>",
+            "<|observation|>",
+        ],
+    },
+    {"match": "broken", "steps": ["</think>some"], "finish": "error"},
+    {"match": "once more", "steps": ["</think>", "x"], "logprob": -0.5},
+]
+
+
+class Server:
+    def __init__(self, key):
+        self.folder = tempfile.TemporaryDirectory(prefix="percheron-openai-")
+        replay = os.path.join(self.folder.name, "replies.jsonl")
+        with open(replay, "w", encoding="utf-8") as file:
+            for reply in REPLIES:
+                file.write(json.dumps(reply) + "\n")
+        keys = os.path.join(self.folder.name, "keys")
+        with os.fdopen(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(key + "\n")
+        self.process = subprocess.Popen(
+            [os.environ["PERCHERON_BINARY"], "serve", "--port", "0", "--replay", replay]
+            + ["--api-key-file", keys, "--context", "4096"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.url = self.process.stdout.readline().split()[1]
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+        self.folder.cleanup()
+
+
+class OpenAIClient(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        server = Server("sk-test")
+        cls.addClassCleanup(server.stop)
+        cls.url = server.url
+        cls.client = openai.OpenAI(base_url=server.url + "/v1", api_key="sk-test", max_retries=0)
+
+    def ask(self, text, **options):
+        return self.client.chat.completions.create(
+            model="nano", messages=[{"role": "user", "content": text}], **options
+        )
+
+    def test_models(self):
+        models = list(self.client.models.list())
+        self.assertEqual([model.id for model in models], ["nano"])
+        self.assertEqual(models[0].owned_by, "percheron")
+        self.assertEqual(self.client.models.retrieve("nano").id, "nano")
+
+    def test_chat(self):
+        reply = self.ask("plain", seed=5, reasoning_effort="low")
+        choice = reply.choices[0]
+        self.assertEqual(choice.message.content, "The answer is 42.")
+        self.assertEqual(choice.message.reasoning_content, "I think.")
+        self.assertEqual(choice.finish_reason, "stop")
+        self.assertGreater(reply.usage.prompt_tokens, 5)
+        self.assertEqual(reply.usage.prompt_tokens_details.cached_tokens, 0)
+        self.assertGreater(reply.usage.completion_tokens_details.reasoning_tokens, 0)
+        self.assertEqual(reply.seed, 5)
+
+    def test_stream(self):
+        content = reasoning = ""
+        last = usage = None
+        for chunk in self.ask("plain", stream=True, stream_options={"include_usage": True}):
+            usage = chunk.usage
+            if not chunk.choices:
+                continue
+            last = chunk.choices[0]
+            content += last.delta.content or ""
+            reasoning += getattr(last.delta, "reasoning_content", None) or ""
+        self.assertEqual((content, reasoning), ("The answer is 42.", "I think."))
+        self.assertEqual(last.finish_reason, "stop")
+        self.assertGreater(usage.completion_tokens, 4)
+
+    def test_tools(self):
+        reply = self.ask("alarm", tools=[TOOL])
+        call = reply.choices[0].message.tool_calls[0]
+        self.assertEqual(reply.choices[0].finish_reason, "tool_calls")
+        self.assertEqual(call.function.name, "set_alarm")
+        self.assertEqual(json.loads(call.function.arguments), {"hour": 7, "label": "gym bag"})
+        with self.client.chat.completions.stream(
+            model="nano", messages=[{"role": "user", "content": "alarm"}], tools=[TOOL]
+        ) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_completion().choices[0].message
+        self.assertEqual(len(final.tool_calls), 1)
+        self.assertEqual(
+            json.loads(final.tool_calls[0].function.arguments), {"hour": 7, "label": "gym bag"}
+        )
+        answer = self.client.chat.completions.create(
+            model="nano",
+            tools=[TOOL],
+            messages=[
+                {"role": "user", "content": "alarm"},
+                reply.choices[0].message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": "plain done"},
+            ],
+        )
+        self.assertEqual(answer.choices[0].message.content, "The answer is 42.")
+
+    def test_logprobs(self):
+        entries = self.ask("once more", logprobs=True, top_logprobs=1).choices[0].logprobs.content
+        self.assertEqual([entry.token for entry in entries], ["</think>", "x"])
+        self.assertEqual(entries[1].logprob, -0.5)
+
+    def test_errors(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.ask("plain", temperature=7)
+        self.assertEqual(caught.exception.code, "invalid_value")
+        self.assertEqual(caught.exception.param, "temperature")
+        with self.assertRaises(openai.InternalServerError) as caught:
+            self.ask("broken")
+        self.assertEqual(caught.exception.code, "numerical_fault")
+        with self.assertRaises(openai.APIError) as caught:
+            list(self.ask("broken", stream=True))
+        self.assertIn("numbers", str(caught.exception))
+        stranger = openai.OpenAI(base_url=self.url + "/v1", api_key="wrong", max_retries=0)
+        with self.assertRaises(openai.AuthenticationError):
+            stranger.models.list()
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.ask("7" * 5000)
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
+
+
+if __name__ == "__main__":
+    unittest.main()
