@@ -114,5 +114,50 @@ TEST(Fuzz, RepliesKeepTheirPromises) {
     SUCCEED();
 }
 
+TEST(Fuzz, HttpRequestsKeepTheirPromises) {
+    feed(http_request,
+         {"GET / HTTP/1.1\r\n", "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n", "\r\n",
+          "Host: a\r\n", "Content-Length: 5\r\n",
+          "Content-Length: ", "Transfer-Encoding: chunked\r\n", "Expect: 100-continue\r\n",
+          "5\r\nhello\r\n", "0\r\n\r\n", "hello", ":", " ", "\t", "\r", "http://h/p?q", "HTTP/1.0",
+          "Connection: close\r\n", "ffffffffffffffff\r\n"},
+         24, 20000);
+    SUCCEED();
+}
+
+TEST(Fuzz, ChatBodiesKeepTheirPromises) {
+    feed(chat_body,
+         {"{\"messages\":[",
+          "{\"role\":\"user\",\"content\":\"",
+          "{\"role\":\"tool\",\"content\":null",
+          "\"tool_calls\":[",
+          "{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}",
+          "\"}",
+          "}",
+          "]",
+          ",",
+          "\"tools\":[",
+          "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
+          "\"temperature\":",
+          "0.5",
+          "\"stop\":",
+          "\"n\":",
+          "-1",
+          "1e400",
+          "null",
+          "true",
+          "\"seed\":",
+          "\"logit_bias\":{\"1\":2}",
+          "[{\"type\":\"text\",\"text\":\"x\"}]",
+          "\"stream\":true",
+          "\"reasoning_effort\":\"low\"",
+          "\\u0000",
+          "\\ud800",
+          "\xF0\x9F\x98\x80",
+          "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"},
+         25, 20000);
+    SUCCEED();
+}
+
 }  // namespace
 }  // namespace percheron::fuzz
