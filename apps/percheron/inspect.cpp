@@ -24,8 +24,9 @@ void print_json(const Inventory& inventory) {
     nlohmann::ordered_json json;
     json["runnable"] = inventory.runnable();
     json["reasons"] = nlohmann::ordered_json::array();
-    for (const Error& problem : inventory.problems)
+    for (const Error& problem : inventory.problems) {
         json["reasons"].push_back(problem.message());
+    }
     json["formats"] = nlohmann::ordered_json::object();
     for (const auto& [name, tally] : inventory.formats) {
         json["formats"][name] = {{"tensors", tally.tensors}, {"bytes", tally.bytes}};
@@ -35,8 +36,9 @@ void print_json(const Inventory& inventory) {
     json["mtp"] = inventory.mtp;
     json["vision"] = inventory.vision;
     json["files"] = nlohmann::ordered_json::array();
-    for (const Inventory::File& file : inventory.files)
+    for (const Inventory::File& file : inventory.files) {
         json["files"].push_back(file.name);
+    }
     // Names and paths are bytes from outside; whatever is not UTF-8 is replaced.
     std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
@@ -54,26 +56,30 @@ void print_table(const std::string& folder, const Inventory& inventory) {
             print_tally(std::string(name_of(part)), format, tally);
         }
     }
-    for (const auto& [format, tally] : inventory.formats)
+    for (const auto& [format, tally] : inventory.formats) {
         print_tally("all", format, tally);
+    }
     std::printf("\nfiles\n");
     for (const Inventory::File& file : inventory.files) {
         std::printf("  %-40s %8zu %14.2f\n", file.name.c_str(), file.tensors,
                     static_cast<double>(file.bytes) / (1024.0 * 1024.0));
     }
     if (!inventory.unclassified.empty()) std::printf("\nunclassified\n");
-    for (const std::string& name : inventory.unclassified)
+    for (const std::string& name : inventory.unclassified) {
         std::printf("  %s\n", name.c_str());
+    }
     if (!inventory.disagreements.empty()) std::printf("\nquantization_config is wrong about\n");
-    for (const std::string& disagreement : inventory.disagreements)
+    for (const std::string& disagreement : inventory.disagreements) {
         std::printf("  %s\n", disagreement.c_str());
+    }
     if (inventory.runnable()) {
         std::printf("\nIt will run.\n");
         return;
     }
     std::printf("\nIt will not run:\n");
-    for (const Error& problem : inventory.problems)
+    for (const Error& problem : inventory.problems) {
         std::printf("  %s\n", problem.message().c_str());
+    }
 }
 
 int run(const Arguments& arguments) {

@@ -82,8 +82,9 @@ void Checkpoint::examine() {
 
 Bytes Checkpoint::mapped_bytes() const {
     Bytes total = 0;
-    for (const Inventory::File& file : inventory_.files)
+    for (const Inventory::File& file : inventory_.files) {
         total += file.bytes;
+    }
     return total;
 }
 

@@ -98,8 +98,9 @@ void read_layer_kinds(FieldReader& text, const std::vector<std::size_t>& kda_lay
         }
     } else {
         std::fill(config.mixers.begin(), config.mixers.end(), MixerKind::sparse_attention);
-        for (const std::size_t layer : kda_layers)
+        for (const std::size_t layer : kda_layers) {
             config.mixers[layer] = MixerKind::kda;
+        }
     }
     if (text.has("mlp_layer_types")) {
         const std::vector<std::string> kinds = text.words("mlp_layer_types", layers);
@@ -268,8 +269,9 @@ Result<ModelConfig> read_config(const fs::path& folder) {
     std::vector<TokenId> inner = std::move(config.stop_tokens);
     config.stop_tokens.clear();
     add_stop_tokens(config, top.token_ids("eos_token_id", config.vocabulary));
-    for (const TokenId token : inner)
+    for (const TokenId token : inner) {
         add_stop_tokens(config, {to_int(token)});
+    }
     if (config.pad_token == TokenId{-1}) {
         read_token(top, "pad_token_id", config.vocabulary, config.pad_token);
     }

@@ -46,8 +46,9 @@ bool matches_pattern(std::string_view pattern, std::string_view text) {
             return false;
         }
     }
-    while (at < pattern.size() && pattern[at] == '*')
+    while (at < pattern.size() && pattern[at] == '*') {
         ++at;
+    }
     return at == pattern.size();
 }
 

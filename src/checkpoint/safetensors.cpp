@@ -64,8 +64,9 @@ Result<StoredTensor> read_tensor(std::string_view name, simdjson::dom::element e
     if (fields["data_offsets"].get(offsets) != simdjson::SUCCESS) {
         return corrupt("its data_offsets are missing");
     }
-    if (fields.size() != 3)
+    if (fields.size() != 3) {
         return corrupt("its entry has fields beside dtype, shape, data_offsets");
+    }
     if (!dtype_from_name(type, tensor.dtype)) {
         return Error(ErrorCode::unsupported, "its dtype '" + std::string(type) + "' is unknown");
     }

@@ -51,12 +51,14 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path&
     std::string text = header.dump();
     text.resize((text.size() + header_alignment - 1) / header_alignment * header_alignment, ' ');
     std::byte length[8];
-    for (std::size_t i = 0; i < 8; ++i)
+    for (std::size_t i = 0; i < 8; ++i) {
         length[i] = static_cast<std::byte>(text.size() >> (8 * i));
+    }
     PERCHERON_TRY(writer.file_.write_at(0, length));
     PERCHERON_TRY(writer.file_.write_at(sizeof(length), text));
-    for (auto& [name, slot] : writer.slots_)
+    for (auto& [name, slot] : writer.slots_) {
         slot.offset += sizeof(length) + text.size();
+    }
     return writer;
 }
 
@@ -85,8 +87,9 @@ std::vector<std::vector<TensorHeader>> join_into_shards(
     Bytes size = 0;
     for (const std::vector<TensorHeader>& unit : units) {
         Bytes needed = 0;
-        for (const TensorHeader& tensor : unit)
+        for (const TensorHeader& tensor : unit) {
             needed += tensor.bytes();
+        }
         if (shards.empty() || size + needed > limit) {
             shards.emplace_back();
             size = 0;

@@ -127,8 +127,9 @@ void ShardSet::add_indexed(const fs::path& index, std::vector<Error>& problems) 
         return;
     }
     std::set<std::string> names;
-    for (const auto& [tensor, file] : *weight_map)
+    for (const auto& [tensor, file] : *weight_map) {
         names.insert(file);
+    }
     std::set<std::string> unreadable;
     for (const std::string& name : names) {
         const std::size_t before = files_.size();

@@ -57,8 +57,9 @@ Status check_output(const fs::path& out) {
 Status copy_companions(const fs::path& from, const fs::path& to) {
     for (const char* name : companions) {
         std::error_code error;
-        if (!fs::exists(from / name, error) || fs::equivalent(from / name, to / name, error))
+        if (!fs::exists(from / name, error) || fs::equivalent(from / name, to / name, error)) {
             continue;
+        }
         // Rewritten rather than copied: the source's permissions are its own.
         PERCHERON_ASSIGN(const std::string text, read_text_file(from / name, Bytes{1} << 30));
         PERCHERON_TRY(write_text_file(to / name, text));
@@ -84,15 +85,17 @@ class MatrixRounder {
 
     Result<PackedWeight> round(const PlannedWeight& weight, const ops::WeightMatrix& source) {
         PackedWeight packed;
-        for (const TensorHeader& output : weight.outputs)
+        for (const TensorHeader& output : weight.outputs) {
             packed.parts.emplace_back(output.bytes());
+        }
         const std::size_t slabs = (source.n + slab_rows - 1) / slab_rows;
         std::vector<RoundingError> errors(slabs);
         pool_.parallel_for(slabs, [&](std::size_t slab, std::size_t) {
             errors[slab] = round_slab(weight.format, source, slab, packed);
         });
-        for (const RoundingError& error : errors)
+        for (const RoundingError& error : errors) {
             packed.error += error;
+        }
         // A NaN or an infinity anywhere in the matrix ends up here.
         if (!std::isfinite(packed.error.squared_sum)) {
             return Error(ErrorCode::corrupt, checkpoint::describe(weight.source.data) +
@@ -116,8 +119,9 @@ class MatrixRounder {
             ops::dequantise_row(source, first + row, weights.data() + row * k);
         }
         RoundingError error;
-        for (const float weight : weights)
+        for (const float weight : weights) {
             error.squared_sum += weight * 0.0f;  // NaN if any is not finite
+        }
         if (error.squared_sum != 0) return error;
         if (format == WeightFormat::fp8_block) {
             const std::size_t columns = (k + slab_rows - 1) / slab_rows;
@@ -147,8 +151,9 @@ class Quantizer {
         std::vector<std::vector<TensorHeader>> units;
         for (const PlannedWeight& weight : plan) {
             units.push_back(weight.outputs);
-            for (const checkpoint::TensorPlace& place : weight.source.all())
+            for (const checkpoint::TensorPlace& place : weight.source.all()) {
                 total_ += place.tensor->bytes.size();
+            }
         }
         const auto shards = checkpoint::join_into_shards(units, options_.shard_limit);
         std::size_t next = 0;
@@ -194,10 +199,12 @@ class Quantizer {
         }
         QuantizeReport::Format& tally = report_.formats[format];
         ++tally.tensors;
-        for (const TensorHeader& output : weight.outputs)
+        for (const TensorHeader& output : weight.outputs) {
             tally.bytes += output.bytes();
-        for (const checkpoint::TensorPlace& place : weight.source.all())
+        }
+        for (const checkpoint::TensorPlace& place : weight.source.all()) {
             done_ += place.tensor->bytes.size();
+        }
         if (options_.progress) options_.progress(done_, total_);
         return {};
     }

@@ -13,8 +13,9 @@ constexpr std::uint16_t smallest_normal = 0x0080;  // as bits of a bfloat16
 
 float largest_magnitude(std::span<const float> values) {
     float largest = 0;
-    for (const float value : values)
+    for (const float value : values) {
         largest = std::max(largest, std::fabs(value));
+    }
     return largest;
 }
 
@@ -38,8 +39,9 @@ float squared_error(const float* weights, float scale) {
         }
     }
     float sum = 0;
-    for (const float part : sums)
+    for (const float part : sums) {
         sum += part;
+    }
     return sum;
 }
 
@@ -53,8 +55,9 @@ BFloat16 best_scale(std::span<const float> weights) {
     // digit.
     const float unit = std::ldexp(1.0f, -std::ilogb(largest));
     float scaled[block];
-    for (std::size_t i = 0; i < block; ++i)
+    for (std::size_t i = 0; i < block; ++i) {
         scaled[i] = weights[i] * unit;
+    }
     BFloat16 best = BFloat16::from_bits(last);
     float smallest = squared_error(scaled, static_cast<float>(best) * unit);
     for (std::uint16_t bits = std::max(first, smallest_normal); bits < last; ++bits) {
