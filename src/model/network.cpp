@@ -70,8 +70,9 @@ class TextTrunk final : public Network {
         for (ops::Activations* activations : {&streams_, &normed_, &output_, &post_, &comb_}) {
             activations->rows = batch.rows();
         }
-        for (ops::Activations& tap : taps_)
+        for (ops::Activations& tap : taps_) {
             tap.rows = batch.rows();
+        }
         const ops::Activations logits{logits_memory_->data(), DType::f32, batch.logit_rows.size(),
                                       config_.vocabulary};
         PERCHERON_TRY(backend_.run(batch, [&] { compute(batch, caches, logits); }));

@@ -284,8 +284,9 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     // Rows sorted by expert, so that an expert's weights are read once a step.
     std::fill(s.first_row.begin(), s.first_row.end(), 0u);
     for (std::size_t row = 0; row < rows; ++row) {
-        for (std::size_t j = 0; j < chosen; ++j)
+        for (std::size_t j = 0; j < chosen; ++j) {
             ++s.first_row[s.experts.row(row)[j] + 1];
+        }
     }
     for (std::size_t expert = 0; expert < shape_.experts; ++expert) {
         s.first_row[expert + 1] += s.first_row[expert];

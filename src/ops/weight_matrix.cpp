@@ -56,22 +56,25 @@ void dequantise_row(const WeightMatrix& matrix, std::size_t row, float* out) {
     switch (matrix.format) {
         case WeightFormat::bf16: {
             const auto* source = static_cast<const BFloat16*>(matrix.data) + row * k;
-            for (std::size_t i = 0; i < k; ++i)
+            for (std::size_t i = 0; i < k; ++i) {
                 out[i] = static_cast<float>(source[i]);
+            }
             return;
         }
         case WeightFormat::f32: {
             const auto* source = static_cast<const float*>(matrix.data) + row * k;
-            for (std::size_t i = 0; i < k; ++i)
+            for (std::size_t i = 0; i < k; ++i) {
                 out[i] = source[i];
+            }
             return;
         }
         case WeightFormat::fp8_block: {
             const auto* source = static_cast<const Float8E4M3*>(matrix.data) + row * k;
             const auto* scales =
                 static_cast<const float*>(matrix.scales) + (row / 128) * blocks(k, 128);
-            for (std::size_t i = 0; i < k; ++i)
+            for (std::size_t i = 0; i < k; ++i) {
                 out[i] = static_cast<float>(source[i]) * scales[i / 128];
+            }
             return;
         }
         case WeightFormat::w4a16: {

@@ -33,8 +33,9 @@ std::size_t step_rows(std::size_t vocabulary) {
 double log_normaliser(std::span<const float> logits) {
     const double largest = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
-    for (const float logit : logits)
+    for (const float logit : logits) {
         sum += std::exp(logit - largest);
+    }
     return largest + std::log(sum);
 }
 
@@ -80,8 +81,9 @@ class Scorer {
     Scorer(model::Network& network, const cache::CacheStore& caches, std::uint32_t pages,
            std::size_t rows, std::size_t top)
         : network_(network), caches_(caches), rows_(rows), top_(top) {
-        for (std::uint32_t page = 0; page < pages; ++page)
+        for (std::uint32_t page = 0; page < pages; ++page) {
             pages_.push_back(PageId(page));
+        }
     }
 
     Result<SequenceScore> score(std::span<const TokenId> ids,
@@ -138,8 +140,9 @@ class Scorer {
 
 Result<std::vector<std::vector<TokenId>>> parse_sequences(const std::string& json) {
     const auto parsed = nlohmann::json::parse(json, nullptr, false);
-    if (parsed.is_discarded())
+    if (parsed.is_discarded()) {
         return invalid("it is not JSON; write a list of lists of token ids.");
+    }
     if (!parsed.is_array() || parsed.empty()) {
         return invalid("it must be a list of lists of token ids, at least one.");
     }
@@ -210,8 +213,9 @@ std::string to_json(const std::vector<SequenceScore>& scores) {
     json["sequences"] = nlohmann::ordered_json::array();
     for (const SequenceScore& score : scores) {
         auto logprobs = nlohmann::ordered_json::array({nullptr});
-        for (const double logprob : score.logprobs)
+        for (const double logprob : score.logprobs) {
             logprobs.push_back(logprob);
+        }
         auto top = nlohmann::ordered_json::array();
         for (const auto& position : score.top) {
             auto& list = top.emplace_back(nlohmann::ordered_json::array());

@@ -20,8 +20,9 @@ double mean_of(const float* values, std::size_t n) {
 
 double rms_around(const float* values, std::size_t n, double centre) {
     double squares = 0;
-    for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t i = 0; i < n; ++i) {
         squares += (values[i] - centre) * (values[i] - centre);
+    }
     return std::sqrt(squares / static_cast<double>(n));
 }
 
@@ -75,8 +76,9 @@ class PromptCheck {
           golden_(golden),
           options_(options),
           prompt_(std::move(prompt)) {
-        for (const int id : golden.ids(prompt_))
+        for (const int id : golden.ids(prompt_)) {
             ids_.push_back(TokenId(id));
+        }
     }
 
     Result<GoldenFigures> run() {

@@ -71,8 +71,9 @@ Status run(const Arguments& arguments, bool& met) {
                 arguments.arithmetic == ops::Arithmetic::fp32 ? "fp32" : "standard",
                 total.to_string().c_str());
     const auto sentences = shortcomings(total, arguments.arithmetic);
-    for (const std::string& sentence : sentences)
+    for (const std::string& sentence : sentences) {
         std::printf("SHORT: %s\n", sentence.c_str());
+    }
     met = sentences.empty();
     std::printf("%s\n", met ? "met" : "not met");
     return {};

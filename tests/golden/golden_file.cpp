@@ -58,8 +58,9 @@ Result<GoldenFile> GoldenFile::open(const std::filesystem::path& folder) {
         GoldenTensor& tensor = golden.tensors_[stored.name];
         tensor.shape = stored.shape;
         std::size_t count = 1;
-        for (const std::size_t extent : stored.shape)
+        for (const std::size_t extent : stored.shape) {
             count *= extent;
+        }
         tensor.values.resize(count);
         for (std::size_t i = 0; i < count; ++i) {
             PERCHERON_ASSIGN(tensor.values[i], number_at(stored, i));

@@ -24,8 +24,9 @@ using Logits = std::vector<float>;
 
 std::vector<PageId> pages_of(std::initializer_list<std::uint32_t> numbers) {
     std::vector<PageId> pages;
-    for (const std::uint32_t number : numbers)
+    for (const std::uint32_t number : numbers) {
         pages.push_back(PageId(number));
+    }
     return pages;
 }
 
@@ -312,8 +313,9 @@ TEST_P(NetworkTest, TapsShowTheLayersAndTheirMeanIsNormedLast) {
     ASSERT_TRUE(weights_.vector("model.language_model.norm.weight", norm).ok());
     for (std::size_t r = 0; r < 5; ++r) {
         double squares = 0;
-        for (std::size_t i = 0; i < hidden; ++i)
+        for (std::size_t i = 0; i < hidden; ++i) {
             squares += std::pow(last[r * hidden + i], 2);
+        }
         const double scale =
             1.0 / std::sqrt(squares / static_cast<double>(hidden) + config_.rms_norm_eps);
         for (std::size_t i = 0; i < hidden; ++i) {

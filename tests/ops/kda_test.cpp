@@ -120,14 +120,16 @@ std::vector<double> plain_recurrence(const Tokens& t, std::size_t count, std::ve
                 return m.at(i, h * dim + c);
             };
             for (std::size_t c = 0; c < dim; ++c) {
-                for (std::size_t v = 0; v < dim; ++v)
+                for (std::size_t v = 0; v < dim; ++v) {
                     s[c * dim + v] *= std::exp(at(t.decay, c));
+                }
             }
             std::vector<double> delta(dim);
             for (std::size_t v = 0; v < dim; ++v) {
                 double seen = 0;
-                for (std::size_t c = 0; c < dim; ++c)
+                for (std::size_t c = 0; c < dim; ++c) {
                     seen += s[c * dim + v] * at(t.key, c);
+                }
                 delta[v] = t.beta.at(i, h) * (at(t.value, v) - seen);
             }
             for (std::size_t v = 0; v < dim; ++v) {

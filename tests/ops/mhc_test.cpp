@@ -59,8 +59,9 @@ TEST_F(Mhc, GatesStayInTheirRangesAndTheMixIsDoublyStochastic) {
 
 TEST_F(Mhc, GatesDoNotFeelTheScaleOfTheStreams) {
     Matrix state = Matrix::random(random, 1, streams * 16), louder = state;
-    for (float& value : louder.values)
+    for (float& value : louder.values) {
         value *= 1024.0f;
+    }
     const Matrix fn = Matrix::random(random, gates, streams * 16);
     const std::vector<float> base(gates, 0.1f), scale = {1.0f, 1.5f, 0.7f};
     const Gates a = compute(state, fn, base, scale), b = compute(louder, fn, base, scale);
@@ -131,8 +132,9 @@ TEST_F(Mhc, CollapseWeighsOrAveragesTheStreams) {
     oracle.mhc_collapse({streams, state.view(), {}, nullptr, 1e-5f, out.view()});
     for (std::size_t i = 0; i < hidden; ++i) {
         double mean = 0;
-        for (std::size_t s = 0; s < streams; ++s)
+        for (std::size_t s = 0; s < streams; ++s) {
             mean += state.at(1, s * hidden + i) / 4.0;
+        }
         EXPECT_NEAR(out.at(1, i), mean, 1e-6);
     }
     Matrix pre(2, streams);

@@ -24,8 +24,9 @@ struct Matrix {
                          float deviation = 1.0f) {
         Matrix matrix(rows, columns);
         std::normal_distribution<float> normal(0.0f, deviation);
-        for (float& value : matrix.values)
+        for (float& value : matrix.values) {
             value = normal(generator);
+        }
         return matrix;
     }
 

@@ -24,8 +24,9 @@ TEST_F(RowOps, RmsNormLeavesRowsOfUnitPowerWhateverTheirScale) {
         Matrix in = Matrix::random(random, 5, n);
         for (std::size_t row = 0; row < 5; ++row) {
             const float scale = std::ldexp(1.0f, static_cast<int>(4 * row));
-            for (std::size_t i = 0; i < n; ++i)
+            for (std::size_t i = 0; i < n; ++i) {
                 in.at(row, i) = (in.at(row, i) + 0.5f) * scale;
+            }
         }
         const std::vector<float> ones(n, 1.0f);
         const std::vector<float> weight = Matrix::random(random, 1, n).values;
@@ -55,15 +56,17 @@ TEST_F(RowOps, RmsNormLeavesRowsOfUnitPowerWhateverTheirScale) {
 TEST_F(RowOps, LayerNormCentresScalesAndShifts) {
     for (const std::size_t n : {2, 5, 128}) {
         Matrix in = Matrix::random(random, 3, n, 4.0f);
-        for (float& value : in.values)
+        for (float& value : in.values) {
             value += 100.0f;
+        }
         const std::vector<float> weight(n, 2.0f), bias(n, -1.0f);
         Matrix out(3, n);
         oracle.layer_norm({in.view(), weight.data(), bias.data(), 0.0f, out.view()});
         for (std::size_t row = 0; row < 3; ++row) {
             double mean = 0, power = 0;
-            for (std::size_t i = 0; i < n; ++i)
+            for (std::size_t i = 0; i < n; ++i) {
                 mean += out.at(row, i) / static_cast<double>(n);
+            }
             for (std::size_t i = 0; i < n; ++i) {
                 power += std::pow(out.at(row, i) - mean, 2) / static_cast<double>(n);
             }
@@ -80,15 +83,17 @@ TEST_F(RowOps, GatedNormNormalisesEachHeadByItself) {
     // sigmoid(0) is a half; what happens in one head leaves the others alone.
     oracle.gated_norm({dim, in.view(), gate.view(), weight.data(), 0.0f, out.view()});
     Matrix changed = in, again(2, heads * dim);
-    for (std::size_t i = 0; i < dim; ++i)
+    for (std::size_t i = 0; i < dim; ++i) {
         changed.at(0, dim + i) *= 3.0f;
+    }
     oracle.gated_norm({dim, changed.view(), gate.view(), weight.data(), 0.0f, again.view()});
     for (std::size_t i = 0; i < out.values.size(); ++i) {
         EXPECT_NEAR(again.values[i], out.values[i], 1e-6) << i;
     }
     double power = 0;
-    for (std::size_t i = 0; i < dim; ++i)
+    for (std::size_t i = 0; i < dim; ++i) {
         power += std::pow(out.at(1, i) / weight[i], 2) / dim;
+    }
     EXPECT_NEAR(power, 0.25, 1e-6);
     gate.at(1, 0) = 100.0f;
     gate.at(1, 1) = -100.0f;
@@ -119,8 +124,9 @@ TEST_F(RowOps, LinearIsTheProductOfTheDequantisedWeight) {
 TEST_F(RowOps, StandardArithmeticRoundsTheInputAndNothingElse) {
     const Matrix weight = Matrix::random(random, 9, 40);
     Matrix in = Matrix::random(random, 4, 40), rounded = in, standard(4, 9), fp32(4, 9);
-    for (float& value : rounded.values)
+    for (float& value : rounded.values) {
         value = rounded_to_bf16(value);
+    }
     const ops::Linear ops[] = {
         {weight.weight(), in.view(), standard.view(), ops::Arithmetic::standard},
         {weight.weight(), rounded.view(), fp32.view(), ops::Arithmetic::fp32},
@@ -161,8 +167,9 @@ TEST_F(RowOps, RouterChoosesByBiasedScoreAndWeighsByThePlainOne) {
             std::vector<double> score(experts);
             for (std::size_t e = 0; e < experts; ++e) {
                 double logit = 0;
-                for (std::size_t i = 0; i < 6; ++i)
+                for (std::size_t i = 0; i < 6; ++i) {
                     logit += double{weight.at(e, i)} * in.at(row, i);
+                }
                 score[e] = 1.0 / (1.0 + std::exp(-logit));
             }
             const std::uint32_t* const own = choice.data() + row * chosen;

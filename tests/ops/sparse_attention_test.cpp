@@ -196,13 +196,15 @@ TEST_F(SparseAttention, TheBestPoolsAndTheTailAreSelectedInOrder) {
 TEST_F(SparseAttention, AQueryCanSelectThePoolItCompletes) {
     constexpr std::size_t topk = 4;
     Matrix key(24, dim), gate(24, dim);
-    for (std::size_t t = 0; t < 24; ++t)
+    for (std::size_t t = 0; t < 24; ++t) {
         key.at(t, 0) = static_cast<float>(t / pool);
+    }
     Caches caches(24);
     index(caches, key, gate, Matrix(pool, dim), {24});
     Matrix query(1, heads * dim), weight(1, heads, 1.0f);
-    for (std::size_t h = 0; h < heads; ++h)
+    for (std::size_t h = 0; h < heads; ++h) {
         query.at(0, h * dim) = 1.0f;
+    }
     EXPECT_EQ(select(caches, 23, query, weight, topk),
               (std::vector<std::uint32_t>{20, 21, 22, 23}));
     EXPECT_EQ(select(caches, 22, query, weight, topk),
@@ -281,8 +283,9 @@ TEST_F(SparseAttention, LargeScoresDoNotOverflow) {
     const ops::LatentHeads shape{1, 1, 1, latent};
     Caches caches(300);
     Matrix latents(300, latent, 1.0f);
-    for (std::size_t t = 0; t < 300; ++t)
+    for (std::size_t t = 0; t < 300; ++t) {
         latents.at(t, 0) = static_cast<float>(t);
+    }
     const Step store(caches, 0, 300);
     oracle.store_latents({latents.view(), caches.views, &store.batch});
     Matrix absorbed(1, latent), read(1, latent);
@@ -302,8 +305,9 @@ TEST_F(SparseAttention, StandardArithmeticRoundsWhatEntersAProduct) {
     const ops::LatentHeads shape{heads, 7, 5, latent};
     const Matrix kv_b = Matrix::random(random, heads * 12, latent);
     Matrix query = Matrix::random(random, 2, heads * 7), rounded = query;
-    for (float& value : rounded.values)
+    for (float& value : rounded.values) {
         value = rounded_to_bf16(value);
+    }
     Matrix standard(2, heads * latent), fp32(2, heads * latent);
     oracle.absorb_queries(
         {shape, kv_b.weight(), query.view(), ops::Arithmetic::standard, standard.view()});

@@ -69,8 +69,9 @@ class RandomWeights final : public model::WeightSource {
             std::normal_distribution<float> normal(
                 0.0f,
                 stem.ends_with("embed_tokens") ? 1.0f : 1.0f / std::sqrt(static_cast<float>(k)));
-            for (std::size_t i = 0; i < n * k; ++i)
+            for (std::size_t i = 0; i < n * k; ++i) {
                 values.emplace_back(normal(random));
+            }
         }
         ops::WeightMatrix view;
         view.n = n;
@@ -86,8 +87,9 @@ class RandomWeights final : public model::WeightSource {
         const bool around_one = name.ends_with("norm.weight") || name.ends_with("_scale");
         std::mt19937_64 random = generator(name);
         std::normal_distribution<float> normal(around_one ? 1.0f : 0.0f, around_one ? 0.2f : 0.7f);
-        for (float& value : out)
+        for (float& value : out) {
             value = normal(random);
+        }
         return {};
     }
 

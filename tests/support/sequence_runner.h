@@ -73,8 +73,9 @@ class SequenceRunner {
                                         const ops::SequenceRows& rows,
                                         std::span<const TokenId> ids) {
         std::vector<std::uint32_t> logit_rows(ids.size());
-        for (std::size_t i = 0; i < ids.size(); ++i)
+        for (std::size_t i = 0; i < ids.size(); ++i) {
             logit_rows[i] = static_cast<std::uint32_t>(i);
+        }
         std::vector<ops::EmbeddingOverride> own;
         for (ops::EmbeddingOverride replacement : overrides) {
             if (replacement.row < length_ || replacement.row >= length_ + ids.size()) continue;

@@ -62,11 +62,13 @@ class ScoreTest : public testing::Test {
 
 double log_softmax(const float* logits, std::size_t count, std::size_t id) {
     double largest = -INFINITY;
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < count; ++i) {
         largest = std::max<double>(largest, logits[i]);
+    }
     double sum = 0;
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < count; ++i) {
         sum += std::exp(logits[i] - largest);
+    }
     return logits[id] - largest - std::log(sum);
 }
 
@@ -75,8 +77,9 @@ TEST_F(ScoreTest, AgreesWithGoldenLogits) {
     ASSERT_TRUE(golden.ok());
     nlohmann::json lists = nlohmann::json::array();
     const std::vector<std::string> prompts = {"text133", "text1", "text20"};
-    for (const std::string& prompt : prompts)
+    for (const std::string& prompt : prompts) {
         lists.push_back(golden->ids(prompt));
+    }
     const fs::path file = write(lists.dump());
     for (const std::string arithmetic : {"fp32", "default"}) {
         // Random weights magnify roundings: a selection that falls the other way moves a row.

@@ -25,8 +25,9 @@ void ReferencePrimitives::router(const Router& op) {
             return scores[a] + op.bias[a] > scores[b] + op.bias[b];
         });
         double sum = 1e-20;
-        for (std::size_t j = 0; j < chosen; ++j)
+        for (std::size_t j = 0; j < chosen; ++j) {
             sum += scores[order[j]];
+        }
         for (std::size_t j = 0; j < chosen; ++j) {
             op.experts.row(row)[j] = order[j];
             const double weight = scores[order[j]] / (op.normalise ? sum : 1.0);

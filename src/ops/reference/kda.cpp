@@ -54,8 +54,9 @@ void advance(float* state, const HeadToken& token, std::size_t dim) {
             delta[v] += decayed[c * dim + v] * token.key[c];
         }
     }
-    for (std::size_t v = 0; v < dim; ++v)
+    for (std::size_t v = 0; v < dim; ++v) {
         delta[v] = token.beta * (token.value[v] - delta[v]);
+    }
     for (std::size_t c = 0; c < dim; ++c) {
         for (std::size_t v = 0; v < dim; ++v) {
             state[c * dim + v] = static_cast<float>(decayed[c * dim + v] + token.key[c] * delta[v]);
@@ -71,8 +72,9 @@ void read_state(const float* state, const float* query, std::size_t dim, float* 
             sums[v] += static_cast<double>(query[c]) * state[c * dim + v];
         }
     }
-    for (std::size_t v = 0; v < dim; ++v)
+    for (std::size_t v = 0; v < dim; ++v) {
         out[v] = static_cast<float>(sums[v]);
+    }
 }
 
 float* state_of(const KdaRecurrence& op, const SequenceRows& sequence, std::size_t head) {
@@ -155,15 +157,18 @@ void chunk_head(const KdaRecurrence& op, std::size_t first_row, std::size_t coun
         std::fill_n(own, dim, 0.0);
         for (std::size_t c = 0; c < dim; ++c) {
             const double decayed = key(i)[c] * std::exp(total[i * dim + c]);
-            for (std::size_t v = 0; v < dim; ++v)
+            for (std::size_t v = 0; v < dim; ++v) {
                 own[v] += decayed * state[c * dim + v];
+            }
         }
-        for (std::size_t v = 0; v < dim; ++v)
+        for (std::size_t v = 0; v < dim; ++v) {
             own[v] = beta(i) * (value(i)[v] - own[v]);
+        }
         for (std::size_t j = 0; j < i; ++j) {
             const double factor = lower[i * count + j];
-            for (std::size_t v = 0; v < dim; ++v)
+            for (std::size_t v = 0; v < dim; ++v) {
                 own[v] -= factor * corrected[j * dim + v];
+            }
         }
     }
 
@@ -172,31 +177,37 @@ void chunk_head(const KdaRecurrence& op, std::size_t first_row, std::size_t coun
         std::fill(sums.begin(), sums.end(), 0.0);
         for (std::size_t c = 0; c < dim; ++c) {
             const double decayed = query(i)[c] * std::exp(total[i * dim + c]);
-            for (std::size_t v = 0; v < dim; ++v)
+            for (std::size_t v = 0; v < dim; ++v) {
                 sums[v] += decayed * state[c * dim + v];
+            }
         }
         for (std::size_t j = 0; j <= i; ++j) {
             const double factor = attention[i * count + j];
-            for (std::size_t v = 0; v < dim; ++v)
+            for (std::size_t v = 0; v < dim; ++v) {
                 sums[v] += factor * corrected[j * dim + v];
+            }
         }
         float* const out = op.output.row(first_row + i) + offset;
-        for (std::size_t v = 0; v < dim; ++v)
+        for (std::size_t v = 0; v < dim; ++v) {
             out[v] = static_cast<float>(sums[v]);
+        }
     }
 
     const double* const last = total.data() + (count - 1) * dim;
     for (std::size_t c = 0; c < dim; ++c) {
         const double keep = std::exp(last[c]);
-        for (std::size_t v = 0; v < dim; ++v)
+        for (std::size_t v = 0; v < dim; ++v) {
             sums[v] = keep * state[c * dim + v];
+        }
         for (std::size_t j = 0; j < count; ++j) {
             const double decayed = key(j)[c] * std::exp(last[c] - total[j * dim + c]);
-            for (std::size_t v = 0; v < dim; ++v)
+            for (std::size_t v = 0; v < dim; ++v) {
                 sums[v] += decayed * corrected[j * dim + v];
+            }
         }
-        for (std::size_t v = 0; v < dim; ++v)
+        for (std::size_t v = 0; v < dim; ++v) {
             state[c * dim + v] = static_cast<float>(sums[v]);
+        }
     }
 }
 
@@ -206,11 +217,13 @@ void ReferencePrimitives::kda_gates(const KdaGates& op) {
     constexpr double norm_eps = 1e-6;
     const auto unit = [&](float* head, double scale) {
         double squares = 0;
-        for (std::size_t c = 0; c < op.dim; ++c)
+        for (std::size_t c = 0; c < op.dim; ++c) {
             squares += static_cast<double>(head[c]) * head[c];
+        }
         scale /= std::sqrt(squares + norm_eps);
-        for (std::size_t c = 0; c < op.dim; ++c)
+        for (std::size_t c = 0; c < op.dim; ++c) {
             head[c] = static_cast<float>(head[c] * scale);
+        }
     };
     for (std::size_t row = 0; row < op.query.rows; ++row) {
         for (std::size_t head = 0; head < op.heads; ++head) {
@@ -231,8 +244,9 @@ void ReferencePrimitives::kda_gates(const KdaGates& op) {
 
 void ReferencePrimitives::kda_step(const KdaRecurrence& op) {
     for (const SequenceRows& sequence : op.batch->sequences) {
-        for (std::size_t head = 0; head < op.heads; ++head)
+        for (std::size_t head = 0; head < op.heads; ++head) {
             step_head(op, sequence, head);
+        }
         keep_rows(op, sequence);
     }
 }

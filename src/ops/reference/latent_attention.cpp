@@ -97,8 +97,9 @@ void ReferencePrimitives::absorb_queries(const AbsorbQueries& op) {
                 const double q =
                     product_input(op.query.row(row)[head * shape.query_key_dim + d], op.arithmetic);
                 double* const out = sums.data() + row * shape.latent;
-                for (std::size_t i = 0; i < shape.latent; ++i)
+                for (std::size_t i = 0; i < shape.latent; ++i) {
                     out[i] += q * weight_row[i];
+                }
             }
         }
         for (std::size_t row = 0; row < op.query.rows; ++row) {

@@ -12,20 +12,24 @@ namespace {
 void divide_rows(std::vector<double>& c, std::size_t streams, double eps) {
     for (std::size_t a = 0; a < streams; ++a) {
         double sum = 0;
-        for (std::size_t b = 0; b < streams; ++b)
+        for (std::size_t b = 0; b < streams; ++b) {
             sum += c[a * streams + b];
-        for (std::size_t b = 0; b < streams; ++b)
+        }
+        for (std::size_t b = 0; b < streams; ++b) {
             c[a * streams + b] /= sum + eps;
+        }
     }
 }
 
 void divide_columns(std::vector<double>& c, std::size_t streams, double eps) {
     for (std::size_t b = 0; b < streams; ++b) {
         double sum = 0;
-        for (std::size_t a = 0; a < streams; ++a)
+        for (std::size_t a = 0; a < streams; ++a) {
             sum += c[a * streams + b];
-        for (std::size_t a = 0; a < streams; ++a)
+        }
+        for (std::size_t a = 0; a < streams; ++a) {
             c[a * streams + b] /= sum + eps;
+        }
     }
 }
 
@@ -38,8 +42,9 @@ void softmax_rows(std::vector<double>& c, std::size_t streams, double eps) {
             row[b] = std::exp(row[b] - largest);
             sum += row[b];
         }
-        for (std::size_t b = 0; b < streams; ++b)
+        for (std::size_t b = 0; b < streams; ++b) {
             row[b] = row[b] / sum + eps;
+        }
     }
 }
 
@@ -54,14 +59,16 @@ void ReferencePrimitives::mhc_gates(const MhcGateComputation& op) {
     for (std::size_t row = 0; row < op.state.rows; ++row) {
         const float* const f = op.state.row(row);
         double squares = 0;
-        for (std::size_t i = 0; i < width; ++i)
+        for (std::size_t i = 0; i < width; ++i) {
             squares += static_cast<double>(f[i]) * f[i];
+        }
         const double r = 1.0 / std::sqrt(squares / static_cast<double>(width) + op.rms_eps);
         for (std::size_t n = 0; n < op.fn.n; ++n) {
             dequantise_row(op.fn, n, fn_row.data());
             double sum = 0;
-            for (std::size_t i = 0; i < width; ++i)
+            for (std::size_t i = 0; i < width; ++i) {
                 sum += static_cast<double>(fn_row[i]) * f[i];
+            }
             mixes[n] = r * sum;
         }
         for (std::size_t i = 0; i < streams; ++i) {
@@ -95,8 +102,9 @@ void ReferencePrimitives::mhc_update(const MhcUpdate& op) {
         float* const state = op.state.row(row);
         const float* const comb = op.comb.row(row);
         for (std::size_t i = 0; i < hidden; ++i) {
-            for (std::size_t a = 0; a < streams; ++a)
+            for (std::size_t a = 0; a < streams; ++a) {
                 before[a] = state[a * hidden + i];
+            }
             for (std::size_t j = 0; j < streams; ++j) {
                 double sum = static_cast<double>(op.post.row(row)[j]) * op.output.row(row)[i];
                 for (std::size_t a = 0; a < streams; ++a) {

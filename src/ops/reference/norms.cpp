@@ -10,11 +10,13 @@ namespace {
 // out = in / rms(in) * weight, of n values.
 void normalise(const float* in, const float* weight, float eps, std::size_t n, float* out) {
     double squares = 0;
-    for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t i = 0; i < n; ++i) {
         squares += static_cast<double>(in[i]) * in[i];
+    }
     const double scale = 1.0 / std::sqrt(squares / static_cast<double>(n) + eps);
-    for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t i = 0; i < n; ++i) {
         out[i] = static_cast<float>(in[i] * scale * weight[i]);
+    }
 }
 
 }  // namespace
@@ -30,12 +32,14 @@ void ReferencePrimitives::layer_norm(const LayerNorm& op) {
     for (std::size_t row = 0; row < op.input.rows; ++row) {
         const float* const in = op.input.row(row);
         double mean = 0;
-        for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t i = 0; i < n; ++i) {
             mean += in[i];
+        }
         mean /= static_cast<double>(n);
         double variance = 0;
-        for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t i = 0; i < n; ++i) {
             variance += (in[i] - mean) * (in[i] - mean);
+        }
         variance /= static_cast<double>(n);
         const double scale = 1.0 / std::sqrt(variance + op.eps);
         float* const out = op.output.row(row);
