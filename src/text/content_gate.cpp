@@ -7,30 +7,47 @@
 namespace percheron {
 namespace {
 
-// Longer than any name with blanks around it has reason to be.
+// Longer than any name with blanks behind it has reason to be.
 constexpr std::size_t longest_held = 512;
 
-// The last line that is not blank: where it begins, and where the blanks behind it begin.
-struct Line {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-};
-
-Line last_line(std::string_view text) {
-    Line line;
-    line.end = text.find_last_not_of(" \t\r\n");
-    line.end = line.end == std::string_view::npos ? 0 : line.end + 1;
-    const std::size_t feed = text.substr(0, line.end).rfind('\n');
-    line.begin = feed == std::string_view::npos ? 0 : feed + 1;
-    return line;
+bool is_name_character(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.' || (c & 0x80) != 0;
 }
 
 }  // namespace
 
-bool ContentGate::may_be_name(std::string_view line, bool ended) const {
+ContentGate::Word ContentGate::last_word() const {
+    Word word;
+    const std::size_t last = held_.find_last_not_of(" \t\r\n");
+    word.end = last == std::string::npos ? 0 : last + 1;
+    word.begin = word.end;
+    while (word.begin > 0 && is_name_character(held_[word.begin - 1]))
+        --word.begin;
+    return word;
+}
+
+bool ContentGate::may_be_name(const Word& word) const {
+    if (word.begin == word.end || (word.begin == 0 && in_word_)) return false;
+    const std::string_view written =
+        std::string_view(held_).substr(word.begin, word.end - word.begin);
+    const bool ended = word.end < held_.size();
     return std::any_of(names_->begin(), names_->end(), [&](const std::string& name) {
-        return ended ? name == line : std::string_view(name).starts_with(line);
+        return ended ? name == written : std::string_view(name).starts_with(written);
     });
+}
+
+void ContentGate::release(std::size_t count, std::string& out) {
+    if (count == 0) return;
+    leading_ = false;
+    const std::string_view text = std::string_view(held_).substr(0, count);
+    const std::size_t feed = text.rfind('\n');
+    if (feed != std::string_view::npos) line_has_text_ = false;
+    const std::string_view line = text.substr(feed == std::string_view::npos ? 0 : feed + 1);
+    line_has_text_ = line_has_text_ || !is_blank(line);
+    in_word_ = is_name_character(text.back());
+    out += text;
+    held_.erase(0, count);
 }
 
 void ContentGate::append(std::string_view text, std::string& out) {
@@ -44,35 +61,22 @@ void ContentGate::append(std::string_view text, std::string& out) {
         }
         seen_text_ = true;
     }
-    if (held_.empty() && !line_start_ && text.find('\n') == std::string_view::npos) {
-        out += text;
-        return;
-    }
     held_ += text;
-    const Line line = last_line(held_);
-    const bool is_whole_line = line.begin > 0 || line_start_;
-    const std::string_view written =
-        std::string_view(held_).substr(line.begin, line.end - line.begin);
-    const bool waits = is_whole_line && held_.size() - line.begin <= longest_held &&
-                       may_be_name(without_blanks_around(written), line.end < held_.size());
-    std::size_t release = waits ? line.begin : held_.size();
-    if (leading_ && release <= leading_blanks_) release = 0;
-    if (release == 0) return;
-    leading_ = false;
-    line_start_ = held_[release - 1] == '\n';
-    out.append(held_, 0, release);
-    held_.erase(0, release);
+    const Word word = last_word();
+    const bool waits = held_.size() - word.begin <= longest_held && may_be_name(word);
+    if (waits && leading_ && word.begin <= leading_blanks_) return;
+    release(waits ? word.begin : held_.size(), out);
 }
 
-std::optional<std::string> ContentGate::take_name(std::string& out) {
-    const Line line = last_line(held_);
-    const std::string name(
-        without_blanks_around(std::string_view(held_).substr(line.begin, line.end - line.begin)));
-    const bool is_whole_line = line.begin > 0 || line_start_;
-    if (!is_whole_line || std::find(names_->begin(), names_->end(), name) == names_->end()) {
+std::optional<std::string> ContentGate::take_name(bool alone_on_its_line, std::string& out) {
+    const Word word = last_word();
+    const std::string name = held_.substr(word.begin, word.end - word.begin);
+    const bool known = std::find(names_->begin(), names_->end(), name) != names_->end();
+    const bool alone = leading_ || !line_has_text_;
+    if (!known || (word.begin == 0 && in_word_) || (alone_on_its_line && !alone)) {
         return std::nullopt;
     }
-    held_.erase(line.begin);
+    held_.erase(word.begin);
     begin_call(out);
     return name;
 }
@@ -82,7 +86,8 @@ void ContentGate::begin_call(std::string& out) {
     held_.clear();
     leading_ = true;
     leading_blanks_ = 0;
-    line_start_ = true;
+    line_has_text_ = false;
+    in_word_ = false;
     ++calls_;
 }
 

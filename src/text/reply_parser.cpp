@@ -139,7 +139,8 @@ const std::string* ReplyParser::content_token(ReplyTag tag, std::string_view byt
     if (tag != ReplyTag::key_open && tag != ReplyTag::call_close) return nullptr;
     settle_content(events);
     std::string content;
-    const auto name = gate_.take_name(content);
+    // A closing tag alone says less than a key: then the name must be all there is on its line.
+    const auto name = gate_.take_name(tag == ReplyTag::call_close, content);
     events.text(ReplyEvent::Kind::content, content);
     if (!name) return nullptr;
     call_.emplace(*tools_, calls_, settings_.call_id_prefix + std::to_string(calls_));

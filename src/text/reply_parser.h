@@ -5,7 +5,8 @@
 // Tags count by token id alone; a tag spelled in ordinary tokens is text.  Inside the thinking
 // nothing but </think> is a tag: a call there is not a call.  In content, stray closing tags and
 // tags of calls are dropped, a <think> before any word opens the thinking again, and a call whose
-// opening tag is missing is recognised when its line spells the name of a known tool.
+// opening tag is missing is recognised by the known tool's name before its first key, or alone on
+// its line before the closing tag.
 #pragma once
 
 #include <cstdint>

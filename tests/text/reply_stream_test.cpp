@@ -402,6 +402,7 @@ TEST(ReplyStream, SlipsThatCanBeUnderstoodInOneWayAreRepaired) {
         {"\nset_alarm\n<arg_key>hour</arg_key><arg_value>7</arg_value></tool_call>", "set_alarm",
          "{\"hour\":7}"},
         {"list_rooms</tool_call>", "list_rooms", "{}"},
+        {" list_rooms \n</tool_call>", "list_rooms", "{}"},
         // Malformed spellings.
         {"<tool_call>set_alarm>{\"hour\": 7}</tool_call>", "set_alarm", "{\"hour\":7}"},
         {"<tool_call>set_alarm{\"hour\": 7}</tool_call>", "set_alarm", "{\"hour\":7}"},
@@ -459,7 +460,12 @@ TEST(ReplyStream, TagsNeverLeakIntoContentAndNoTextIsLost) {
     EXPECT_EQ(content_of(" \n "), " \n ");
     EXPECT_EQ(content_of("\n x"), "\n x");
     EXPECT_EQ(content_of("a<tool_call>list_rooms</tool_call>\n b"), "a\n b");
-    EXPECT_EQ(content_of("x list_rooms<arg_key>k</arg_key>"), "x list_roomsk");
+    EXPECT_EQ(content_of("x list_rooms</tool_call>"), "x list_rooms");
+    EXPECT_EQ(content_of("x my_list_rooms<arg_key>k</arg_key>"), "x my_list_roomsk");
+    EXPECT_EQ(content_of("x list_rooms or set_alarm, too"), "x list_rooms or set_alarm, too");
+    EXPECT_EQ(
+        content_of("Yes: set_alarm<arg_key>hour</arg_key><arg_value>7</arg_value></tool_call>"),
+        "Yes: ");
 }
 
 TEST(ReplyStream, WithoutToolsCallTagsAreText) {
