@@ -99,7 +99,7 @@ void list_sparse_attention(Lister mixer, const ModelConfig& config) {
     indexer.plain("index_kpool_compress_ape", {config.index_pool, config.index_dim});
 }
 
-void list_experts(Lister mlp, const ModelConfig& config) {
+void list_experts(const Lister& mlp, const ModelConfig& config) {
     Lister router = mlp.as(NetworkPart::router);
     Lister routed = mlp.as(NetworkPart::routed_experts);
     router.matrix("gate", config.experts, config.hidden);
