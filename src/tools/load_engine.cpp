@@ -112,6 +112,9 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     for (const std::string& line : engine::table_of(plan)) {
         log_info(line);
     }
+    if (options.on_plan) {
+        options.on_plan(plan);
+    }
 
     PERCHERON_ASSIGN(parts.network,
                      model::Network::load(config, *checkpoint, *parts.backend, network_options));

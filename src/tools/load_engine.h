@@ -14,6 +14,7 @@
 
 #include "core/status.h"
 #include "engine/local_engine.h"
+#include "engine/memory_plan.h"
 #include "ops/batch.h"
 #include "text/tokenizer.h"
 
@@ -37,6 +38,7 @@ struct LoadOptions {
     // Rows of the steps and shares between them; pages and max_running come from the plan.
     engine::SchedulerOptions scheduler;
     std::function<void(const engine::StepRecord&)> on_step;
+    std::function<void(const engine::MemoryPlan&)> on_plan;  // before anything large is loaded
 };
 
 // Loads and starts.  Logs the plan's table and a line a stage with its time.

@@ -12,6 +12,7 @@
 #include "cache/cache_shape.h"
 #include "checkpoint/config.h"
 #include "core/logging.h"
+#include "core/machine_memory.h"
 #include "engine/reply_collector.h"
 #include "text/tokenizer.h"
 #include "tools/load_engine.h"
@@ -169,6 +170,47 @@ TEST_F(NanoEngine, PreemptedRequestsGiveTheirUnpreemptedIds) {
             ASSERT_EQ(collector.reply(ids[i]).tokens, expected[i]) << i;
         }
     }
+}
+
+// Promise 5: under full load the plan agrees with the operating system within 1 % or 48 MiB.
+TEST_F(NanoEngine, ThePlanAgreesWithTheOperatingSystem) {
+    const Quiet quiet;
+    const auto shape =
+        cache::CacheShape::of(checkpoint::read_config(folder()).value(), DType::bf16);
+    constexpr std::uint32_t streams = 64;
+    constexpr std::uint32_t pages = 3 * streams;  // two of tokens, one kept for growth
+    LoadOptions options = small_options();
+    options.max_running = streams;
+    options.kv_memory = streams * shape.slot_bytes() + pages * shape.page_bytes();
+    engine::MemoryPlan plan;
+    Bytes weights = 0;
+    options.on_plan = [&](const engine::MemoryPlan& made) {
+        plan = made;
+        weights = made.rows.front().bytes;
+    };
+    std::uint32_t most_together = 0;
+    options.scheduler.decode_share = 0;
+    std::latch all_submitted(1);
+    options.on_step = [&](const StepRecord& record) {
+        all_submitted.wait();
+        most_together = std::max(most_together, record.sequences);
+    };
+    const std::unique_ptr<Engine> engine = load(options);
+    ASSERT_EQ(plan.pages, pages);
+    // Every slot runs at once.
+    ReplyCollector collector;
+    for (const GenerationRequest& request :
+         this->requests(3, std::vector<int>(streams, 70), 2 * 64 - 70)) {
+        ASSERT_TRUE(engine->submit(request, collector).ok());
+    }
+    all_submitted.count_down();
+    collector.wait_for(streams);
+    EXPECT_EQ(most_together, streams);
+    const Bytes measured = anonymous_memory().value() + weights;
+    const double allowed = std::max(0.01 * static_cast<double>(plan.total), 48.0 * 1024 * 1024);
+    EXPECT_NEAR(static_cast<double>(measured), static_cast<double>(plan.total), allowed);
+    std::printf("planned %s, measured %s\n", engine::readable(plan.total).c_str(),
+                engine::readable(measured).c_str());
 }
 
 }  // namespace
