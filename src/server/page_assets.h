@@ -1,8 +1,7 @@
 // The web page, embedded in the binary: what lies in src/server/page/ when the program is built.
 //
 // A route hands the request's path to find_page_asset() and sends what comes back with its
-// headers; `/` is the page, everything else it loads lies under /assets/.  The page holds nothing
-// secret and asks for the API key itself, so it is served without one.
+// headers; `/` is the page, everything else it loads lies under /assets/.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 """Keyboard, screen reader, themes, narrow screens, motion."""
 
+import pathlib
 import unittest
 
 from page_case import PageCase
@@ -40,38 +41,7 @@ STEPS = [
 ]
 
 
-# Contrast of every visible piece of text against what lies behind it, by the WCAG formula.
-CONTRAST = """(() => {
-    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const channels = (colour) => {
-        canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = colour;
-        canvas.fillRect(0, 0, 1, 1);
-        return canvas.getImageData(0, 0, 1, 1).data;
-    };
-    const luminance = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-        .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = (node) => {
-        for (; node; node = node.parentElement) {
-            const colour = channels(getComputedStyle(node).backgroundColor);
-            if (colour[3] === 255) return colour;
-        }
-        return [255, 255, 255];
-    };
-    const found = [];
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    let count = 0;
-    while (walker.nextNode()) {
-        const parent = walker.currentNode.parentElement;
-        if (walker.currentNode.data.trim() === '' || !parent.checkVisibility({checkOpacity: true}) || parent.closest('.hidden-label, noscript')) continue;
-        count += 1;
-        const [light, dark] = [luminance(channels(getComputedStyle(parent).color)), luminance(behind(parent))].sort((a, b) => b - a);
-        const contrast = (light + 0.05) / (dark + 0.05);
-        if (contrast < 4.5) found.push(`${contrast.toFixed(2)} ${parent.className} ${walker.currentNode.data.trim().slice(0, 40)}`);
-    }
-    return {count, found};
-})()"""
+CONTRAST = pathlib.Path(__file__).parent / "modules" / "contrast.js"
 
 
 class Access(PageCase):
@@ -113,9 +83,9 @@ class Access(PageCase):
     def test_focus_goes_round_in_order_and_is_seen(self):
         page = self.open_with_reply()
         describe = """(() => {
-            const node = document.activeElement, style = getComputedStyle(node), box = node.getBoundingClientRect();
-            return {name: node.id || node.className || node.tagName, tag: node.tagName, x: box.x,
-                    outline: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1, inside: node.closest('.composer') !== null};
+            const node = document.activeElement, style = getComputedStyle(node);
+            const outline = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1;
+            return {name: node.id || node.className || node.tagName, tag: node.tagName, outline};
         })()"""
         page.run("document.querySelector('.skip').focus()")
         stops = [page.run(describe)]
@@ -191,7 +161,7 @@ class Access(PageCase):
         page.run("document.getElementById('scroll').scrollTop = 0")
         for theme in ("light", "dark"):
             page.look(1280, 800, theme)
-            result = page.run(CONTRAST)
+            result = page.run(CONTRAST.read_text())
             self.assertGreater(result["count"], 40)
             self.assertEqual(result["found"], [], theme)
             self.shoot(page, f"reply-{theme}-1280")
@@ -230,7 +200,8 @@ class Access(PageCase):
             self.shoot(page, f"start-{theme}-{width}")
             # Only code and tables may be wider than the screen, and those scroll inside their frames.
             out = page.run("""Array.from(document.querySelectorAll('body *')).filter((node) => {
-                if (!node.checkVisibility() || node.closest('pre, .table-frame, .hidden-label, .skip')) return false;
+                if (!node.checkVisibility()) return false;
+                if (node.closest('pre, .table-frame, .hidden-label, .skip')) return false;
                 const box = node.getBoundingClientRect();
                 return box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
             }).map((node) => `${node.tagName}.${node.className}`)""")
@@ -242,7 +213,8 @@ class Access(PageCase):
             for (_, right), (left, _) in zip(sorted(top), sorted(top)[1:]):
                 self.assertLessEqual(right, left, f"the top bar overlaps at {width}")
             for button in page.run(
-                "Array.from(document.querySelectorAll('.top button, .composer button'), (b) => b.getBoundingClientRect().height).filter((h) => h > 0)"
+                "Array.from(document.querySelectorAll('.top button, .composer button'))"
+                ".map((button) => button.getBoundingClientRect().height).filter((height) => height > 0)"
             ):
                 self.assertGreaterEqual(button, 40)
             if width < 900:

@@ -81,6 +81,12 @@ class Browser:
             raise BrowserError(f"{method}: {reply['error']['message']}")
         return reply["result"]
 
+    def post(self, method, session, **params):
+        """Like call, without waiting for the answer."""
+        message = {"id": 0, "method": method, "params": params, "sessionId": session}
+        with self._lock:
+            _write_all(self._commands, json.dumps(message).encode() + b"\0")
+
     def new_page(self, **options):
         """A page with storage of its own."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
@@ -105,7 +111,8 @@ class Browser:
             for text in messages:
                 message = json.loads(text)
                 if "id" in message:
-                    self._waiting.pop(message["id"]).put(message)
+                    if waiting := self._waiting.pop(message["id"], None):
+                        waiting.put(message)
                 else:
                     for page in self._pages_of(message):
                         page._note(message["method"], message["params"])
@@ -130,6 +137,7 @@ class Page:
         self.dialogs = []
         self.requests = []  # addresses
         self.bodies = []  # of POST requests
+        self._password = None
         self._loaded = threading.Event()
         self._events = queue.Queue()  # of the kind somebody waits for
         self.target = browser.call(
@@ -170,6 +178,11 @@ class Page:
         self.call("Page.navigate", url=url)
         self._wait_loaded()
 
+    def log_in(self, password):
+        """Answers the browser's own question for name and password from now on."""
+        self._password = password
+        self.call("Fetch.enable", handleAuthRequests=True)
+
     def reload(self):
         self._loaded.clear()
         self.call("Page.reload")
@@ -208,7 +221,7 @@ class Page:
             ) from None
 
     def wait_for_event(self, method, accept):
-        """The parameters of the first event of that kind since the page was made that `accept` takes."""
+        """The parameters of the first event of that kind that `accept` takes."""
         try:
             while True:
                 name, params = self._events.get(timeout=HANG_GUARD_S)
@@ -227,7 +240,7 @@ class Page:
             const box = element.getBoundingClientRect();
             const x = box.x + box.width / 2, y = box.y + box.height / 2;
             const hit = document.elementFromPoint(x, y);
-            return {{x, y, hit: element.contains(hit) || hit?.contains(element) && hit.tagName === 'LABEL'}};
+            return {{x, y, hit: element.contains(hit)}};
         }})()""")
         if not box["hit"]:
             raise BrowserError(f"{selector} is covered by something else")
@@ -292,6 +305,16 @@ class Page:
             self.requests.append(params["request"]["url"])
             if params["request"]["method"] == "POST":
                 self.bodies.append(params["request"].get("postData", ""))
+        elif method == "Fetch.requestPaused":
+            self._browser.post("Fetch.continueRequest", self.session, requestId=params["requestId"])
+        elif method == "Fetch.authRequired":
+            answer = {"response": "ProvideCredentials", "username": "", "password": self._password}
+            self._browser.post(
+                "Fetch.continueWithAuth",
+                self.session,
+                requestId=params["requestId"],
+                authChallengeResponse=answer,
+            )
 
 
 def _exception_text(details):

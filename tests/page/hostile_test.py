@@ -2,6 +2,7 @@
 
 import json
 import unittest
+import urllib.error
 import urllib.request
 
 from page_case import PageCase

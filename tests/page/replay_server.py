@@ -4,24 +4,25 @@ import json
 import os
 import subprocess
 import tempfile
+import time
+import urllib.error
 import urllib.request
 
 
 class ReplayServer:
     def __init__(self, replies, *, key=None):
+        self._key = None
+        self._process = None
         self._folder = tempfile.TemporaryDirectory(prefix="percheron-replay-")
         replay = os.path.join(self._folder.name, "replies.jsonl")
         with open(replay, "w", encoding="utf-8") as file:
             for reply in replies:
                 file.write(json.dumps(reply) + "\n")
         command = [os.environ["PERCHERON_BINARY"], "serve", "--port", "0", "--replay", replay]
+        self._keys = os.path.join(self._folder.name, "keys")
         if key:
-            keys = os.path.join(self._folder.name, "keys")
-            descriptor = os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{key}\n")
-            command += ["--api-key-file", keys]
-        self._key = key
+            self.change_key(key)
+            command += ["--api-key-file", self._keys]
         self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8")
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -30,6 +31,20 @@ class ReplayServer:
         if len(ready) < 2 or ready[0] != "ready":
             raise RuntimeError(f"percheron serve did not start: {self.log()}")
         self.url = ready[1]
+
+    def change_key(self, key):
+        """Returns when the server, if it runs, has taken up the new file."""
+        self._key = key
+        descriptor = os.open(self._keys + ".new", os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{key}\n")
+        os.replace(self._keys + ".new", self._keys)
+        while self._process is not None:
+            try:
+                return self.status()
+            except urllib.error.HTTPError as error:
+                error.close()  # 401: not taken up yet
+                time.sleep(0.02)
 
     def log(self):
         with open(self._log.name, encoding="utf-8") as file:

@@ -5,6 +5,8 @@ import pathlib
 import struct
 import tempfile
 import unittest
+import urllib.error
+import urllib.request
 import zlib
 
 from page_case import PageCase
@@ -183,22 +185,28 @@ class Store(PageCase):
         self.assertEqual(page.run("document.querySelectorAll('.user img').length"), 2)
 
     def test_key_is_asked_for_and_the_message_sent_again(self):
-        server = self.serve(
-            {"match": "hello", "steps": ["Hm.</think>", "welcome"]}, key="open-sesame"
-        )
-        page = self.open(server)
+        reply = {"match": "hello", "steps": ["Hm.</think>", "welcome"]}
+        server = self.serve(reply, key="first-key")
+        page = self.browser.new_page()
+        self.addCleanup(page.close)
+        page.log_in("first-key")  # the page itself is behind the key: the browser asks for it
+        page.open(server.url + "/")
+        page.wait_for("document.querySelector('#server-line span')?.textContent === '0 running'")
+        self.assertFalse(page.run("document.getElementById('key-dialog').open"))
+
+        server.change_key("open-sesame")
+        self.send(page, "hello")
         page.wait_for("document.getElementById('key-dialog').open")
         self.assertEqual(page.run("document.activeElement.id"), "key-input")
         self.shoot(page, "key-light-1280")
         page.press("Escape")
         page.wait_for("!document.getElementById('key-dialog').open")
-        self.send(page, "hello")
+        self.assertIn("API key", page.text(".error"))
+        page.run("document.querySelector('.assistant .actions').lastChild.click()")  # Retry
         page.wait_for("document.getElementById('key-dialog').open")
         page.type("wrong")
         page.press("Enter")
-        page.wait_for(
-            "document.getElementById('key-notice').textContent === 'The server does not accept this key.'"
-        )
+        page.wait_for("document.getElementById('key-notice').textContent.includes('not accept')")
         page.run("document.getElementById('key-input').select()")
         page.type("open-sesame")
         page.press("Enter")
@@ -206,14 +214,22 @@ class Store(PageCase):
         self.wait_end(page)
         self.assertEqual(page.run("document.querySelectorAll('.message').length"), 2)
         page.wait_for("document.querySelector('#server-line span')?.textContent === '0 running'")
-        stored = page.run(
-            "[sessionStorage.getItem('percheron.api-key'), localStorage.getItem('percheron.api-key')]"
+        stored = (
+            "['percheron.api-key'].map((key) => [sessionStorage[key], localStorage[key] ?? null])"
         )
-        self.assertEqual(
-            stored, ["open-sesame", None]
-        )  # forgotten with the tab unless asked otherwise
+        # Forgotten with the tab unless asked otherwise.
+        self.assertEqual(page.run(stored), [["open-sesame", None]])
         self.assertNotIn("open-sesame", page.run("JSON.stringify(Object.entries(localStorage))"))
         self.assertEqual(page.dialogs, [])
+
+    def test_page_is_not_given_without_the_key(self):
+        server = self.serve(key="first-key")
+        for path in ("/", "/assets/app.js"):
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(server.url + path, timeout=30)
+            self.assertEqual(refused.exception.code, 401)
+            self.assertTrue(refused.exception.headers["WWW-Authenticate"].startswith("Basic"))
+            refused.exception.close()
 
 
 if __name__ == "__main__":
