@@ -87,10 +87,12 @@ class Browser:
         with self._lock:
             _write_all(self._commands, json.dumps(message).encode() + b"\0")
 
-    def new_page(self, **options):
-        """A page with storage of its own."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]
-        return Page(self, context, **options)
+    def new_page(self, context=None, **options):
+        """A page with storage of its own, or one more in the context of another."""
+        if context is not None:
+            return Page(self, context, **options)
+        context = self.call("Target.createBrowserContext", disposeOnDetach=True)
+        return Page(self, context["browserContextId"], **options)
 
     def close(self):
         try:
@@ -284,7 +286,7 @@ class Page:
             file.write(base64.b64decode(data))
 
     def close(self):
-        self._browser.call("Target.disposeBrowserContext", browserContextId=self.context)
+        self._browser.call("Target.closeTarget", targetId=self.target)
         self._browser._pages.pop(self.session)
 
     def _wait_loaded(self):

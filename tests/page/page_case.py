@@ -7,7 +7,7 @@ import unittest
 from browser import Browser
 from replay_server import ReplayServer
 
-SCREENSHOTS = pathlib.Path(os.environ.get("PERCHERON_SCREENSHOTS", "page-screenshots"))
+SCREENSHOTS = pathlib.Path(os.environ["PERCHERON_SCREENSHOTS"])
 
 
 class PageCase(unittest.TestCase):

@@ -61,6 +61,26 @@ class Store(PageCase):
         self.assertEqual(server.status()["running"], 0)
         self.assert_clean(page)
 
+    def test_two_tabs_see_one_another(self):
+        server = self.serve_greetings()
+        page = self.open(server)
+        other = self.browser.new_page(context=page.context)
+        self.addCleanup(other.close)
+        other.open(server.url + "/")
+        self.send(page, "first")
+        self.wait_end(page)
+        other.wait_for("document.querySelector('.conversation')?.textContent === 'first'")
+        other.click(".conversation")
+        self.send(page, "second")
+        self.wait_end(page, 2)
+        # What one tab adds shows in the other, and is not lost when that one goes on.
+        other.wait_for("document.querySelectorAll('.assistant').length === 2")
+        self.send(other, "first again")
+        self.wait_end(other, 3)
+        self.assertEqual(len(json.loads(other.bodies[-1])["messages"]), 5)
+        self.assert_clean(page)
+        self.assert_clean(other)
+
     def test_several_conversations_and_deleting(self):
         page = self.open(self.serve_greetings())
         self.send(page, "first")

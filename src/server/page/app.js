@@ -8,6 +8,7 @@ import { listenForBackdrop, Panel, startTheme } from './panels.js';
 import { liveFigures, newReply } from './reply.js';
 import { ServerState } from './server_state.js';
 import { SettingsForm } from './settings.js';
+import { local, remember } from './storage.js';
 import { Transcript } from './transcript.js';
 import { requestBody } from './wire.js';
 
@@ -51,7 +52,7 @@ class App {
         startTheme(root.getElementById('toggle-theme'));
         listenForCopy(root);
         listenForBackdrop(root);
-        this.#show(this.#store.load(localStorage.getItem(CURRENT) ?? '') ?? newConversation());
+        this.#show(this.#store.load(local.getItem(CURRENT) ?? '') ?? newConversation());
         this.server.refresh();
         this.composer.focus();
     }
@@ -68,7 +69,7 @@ class App {
             this.#conversation.system = this.systemPrompt.value;
             if (this.#conversation.messages.length > 0) this.#save();
         });
-        this.#store.onOtherTab(() => this.#showList());
+        this.#store.onOtherTab((id) => this.#changedElsewhere(id));
         root.addEventListener('keydown', (event) => this.#escape(event));
         // Browsers cut connections before pagehide, and some know no beforeunload.
         addEventListener('beforeunload', () => this.#leave());
@@ -86,15 +87,27 @@ class App {
     // ---- conversations -------------------------------------------------------------------------
 
     #show(conversation) {
-        this.#conversation = conversation;
+        this.composer.set({ content: '', images: [] }, { editing: false });
         this.#editingFrom = -1;
+        remember(CURRENT, conversation.id);
+        this.#showMessages(conversation);
+    }
+
+    #showMessages(conversation) {
+        this.#conversation = conversation;
         this.systemPrompt.value = conversation.system;
         this.transcript.show(conversation.messages);
-        this.composer.set({ content: '', images: [] }, { editing: false });
-        localStorage.setItem(CURRENT, conversation.id);
         this.#showList();
         this.#showRunning();
         this.transcript.follow();
+    }
+
+    // The other tab's version of a conversation is the newer one, unless a reply runs here.
+    #changedElsewhere(id) {
+        const mine = id === this.#conversation.id && !this.#running.has(id) && !this.composer.isEditing;
+        const changed = mine ? this.#store.load(id) : null;
+        if (changed) this.#showMessages(changed);
+        else this.#showList();
     }
 
     #startNew() {

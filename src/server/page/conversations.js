@@ -6,6 +6,8 @@
 //   a reply of reply.js
 //   {role: 'tool', tool_call_id, name, content}
 
+import { local, remember } from './storage.js';
+
 const PREFIX = 'percheron.conversation.';
 const ROLES = ['user', 'assistant', 'tool'];
 
@@ -34,8 +36,8 @@ export class ConversationStore {
     // Every stored conversation's {id, title, updated}, latest first.
     list() {
         const entries = [];
-        for (let i = 0; i < localStorage.length; ++i) {
-            const key = localStorage.key(i);
+        for (let i = 0; i < local.length; ++i) {
+            const key = local.key(i);
             if (!key.startsWith(PREFIX)) continue;
             const conversation = this.load(key.slice(PREFIX.length));
             if (!conversation) continue;
@@ -48,7 +50,7 @@ export class ConversationStore {
     // null when there is none, or what lies there is not a conversation.
     load(id) {
         try {
-            const conversation = JSON.parse(localStorage.getItem(PREFIX + id));
+            const conversation = JSON.parse(local.getItem(PREFIX + id));
             return isConversation(conversation, id) ? conversation : null;
         } catch {
             return null;
@@ -57,23 +59,19 @@ export class ConversationStore {
 
     // '' or a sentence that says why it could not be kept.
     save(conversation) {
-        try {
-            localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
-            return '';
-        } catch {
-            return 'This browser has no room left for the conversation: it will be gone when the ' +
-                'page closes. Export it, or delete older ones.';
-        }
+        if (remember(PREFIX + conversation.id, JSON.stringify(conversation))) return '';
+        return 'This browser has no room left for the conversation: it will be gone when the page ' +
+            'closes. Export it, or delete older ones.';
     }
 
     remove(id) {
-        localStorage.removeItem(PREFIX + id);
+        local.removeItem(PREFIX + id);
     }
 
-    // Calls `listener` when another tab changes a conversation.
+    // Calls `listener(id)` when another tab changes a conversation.
     onOtherTab(listener) {
-        addEventListener('storage', (event) => {
-            if (event.key === null || event.key.startsWith(PREFIX)) listener();
+        addEventListener('storage', ({ key }) => {
+            if (key?.startsWith(PREFIX)) listener(key.slice(PREFIX.length));
         });
     }
 }

@@ -1,5 +1,7 @@
 // The API key: asked for when the server wants one, kept for the tab, or for longer on request.
 
+import { local, session } from './storage.js';
+
 const KEY = 'percheron.api-key';
 
 export class KeyKeeper {
@@ -24,7 +26,7 @@ export class KeyKeeper {
     }
 
     get key() {
-        return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? '';
+        return session.getItem(KEY) ?? local.getItem(KEY) ?? '';
     }
 
     // `refused`: the server has just answered 401 to the key there is.
@@ -34,15 +36,15 @@ export class KeyKeeper {
         this.#notice.textContent = wrong ? 'The server does not accept this key.' : '';
         this.#notice.hidden = !wrong;
         this.#input.value = this.key;
-        this.#remember.checked = localStorage.getItem(KEY) !== null;
+        this.#remember.checked = local.getItem(KEY) !== null;
         this.#dialog.showModal();
         this.#input.select();
     }
 
     #keep(key) {
-        sessionStorage.removeItem(KEY);
-        localStorage.removeItem(KEY);
-        if (key !== '') (this.#remember.checked ? localStorage : sessionStorage).setItem(KEY, key);
+        session.removeItem(KEY);
+        local.removeItem(KEY);
+        if (key !== '') (this.#remember.checked ? local : session).setItem(KEY, key);
         this.#dialog.close();
         this.#onKey();
     }

@@ -1,6 +1,8 @@
 // The two side panels and the theme.  On a wide screen a panel stands beside the chat; on a narrow
 // one it lies over it, the rest is out of reach, and Escape closes it.
 
+import { local, remember } from './storage.js';
+
 const NARROW = matchMedia('(max-width: 899px)');
 const THEMES = ['system', 'light', 'dark'];
 
@@ -20,7 +22,7 @@ export class Panel {
             this.#toggle.focus();
         });
         Panel.#all.push(this);
-        const kept = localStorage.getItem(`percheron.panel.${name}`);
+        const kept = local.getItem(`percheron.panel.${name}`);
         this.set(!NARROW.matches && (kept ?? String(openWhenWide)) === 'true', { keep: false });
         NARROW.addEventListener('change', () => this.set(false, { keep: false }));
     }
@@ -33,9 +35,7 @@ export class Panel {
         }
         this.#panel.classList.toggle('open', open);
         this.#toggle.setAttribute('aria-expanded', String(open));
-        if (keep && !NARROW.matches) {
-            localStorage.setItem(`percheron.panel.${this.#name}`, String(open));
-        }
+        if (keep && !NARROW.matches) remember(`percheron.panel.${this.#name}`, String(open));
         Panel.#coverRest();
         if (open && keep) this.#panel.querySelector('.panel-close').focus();
     }
@@ -74,11 +74,7 @@ export function startTheme(button) {
     show(theme);
     button.addEventListener('click', () => {
         theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-        try {
-            localStorage.setItem('percheron.theme', theme);
-        } catch {
-            // No room: the theme holds until the page closes.
-        }
+        remember('percheron.theme', theme);
         show(theme);
     });
 }

@@ -131,6 +131,9 @@ const ENDINGS = {
 export function endingOf(reply) {
     if (reply.stopped) return 'Stopped.';
     const reason = reply.stop_reason ?? reply.finish_reason;
-    if (reason === null || reason === 'stop' || reason === 'eos') return '';
+    if (reason === null) return '';
+    if (reason === 'stop' || reason === 'eos') {
+        return reply.content.trim() === '' ? 'The model ended without an answer.' : '';
+    }
     return ENDINGS[reason] ?? `Ended: ${reason}.`;
 }

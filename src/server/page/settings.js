@@ -1,6 +1,8 @@
 // The sampling settings of the side panel: kept in the browser, checked before they are sent.
 // An empty field is left out of the request, so that the server's default holds.
 
+import { local, remember } from './storage.js';
+
 const KEY = 'percheron.settings';
 
 const NUMBERS = {
@@ -106,17 +108,13 @@ export class SettingsForm {
     }
 
     #keep() {
-        try {
-            localStorage.setItem(KEY, JSON.stringify(this.#fields()));
-        } catch {
-            // No room: the settings hold until the page closes.
-        }
+        remember(KEY, JSON.stringify(this.#fields()));
     }
 
     #restore() {
         let kept = null;
         try {
-            kept = JSON.parse(localStorage.getItem(KEY));
+            kept = JSON.parse(local.getItem(KEY));
         } catch {
             // Unreadable: start from the defaults.
         }

@@ -30,11 +30,12 @@ function chunkOf(delta, rest = {}) {
     equal(reply.timing, { first_ms: 100, answer_ms: 300, last_ms: 500 }, 'times of tokens, not of the end');
 }
 for (const reason of ['stop', 'eos', null]) {
-    equal(endingOf({ ...newReply(), stop_reason: reason }), '', `an ordinary end is not mentioned: ${reason}`);
+    equal(endingOf({ ...newReply(), content: 'yes', stop_reason: reason }), '', `an ordinary end is not mentioned: ${reason}`);
 }
 for (const reason of ['max_tokens', 'context', 'loop', 'deadline', 'stop_string', 'tool_calls', 'something_new']) {
     check(/^[A-Z].*\.$/.test(endingOf({ ...newReply(), stop_reason: reason })), `a sentence about ${reason}`);
 }
+equal(endingOf({ ...newReply(), stop_reason: 'eos' }), 'The model ended without an answer.', 'an empty answer');
 equal(endingOf({ ...newReply(), stopped: true }), 'Stopped.', 'stopped by hand');
 equal([40, 950, 12400, 200000].map(formatDuration), ['40 ms', '0.9 s', '12 s', '3 min 20 s'], 'durations');
 
