@@ -81,12 +81,6 @@ class Browser:
             raise BrowserError(f"{method}: {reply['error']['message']}")
         return reply["result"]
 
-    def post(self, method, session, **params):
-        """Like call, without waiting for the answer."""
-        message = {"id": 0, "method": method, "params": params, "sessionId": session}
-        with self._lock:
-            _write_all(self._commands, json.dumps(message).encode() + b"\0")
-
     def new_page(self, context=None, **options):
         """A page with storage of its own, or one more in the context of another."""
         if context is not None:
@@ -113,8 +107,7 @@ class Browser:
             for text in messages:
                 message = json.loads(text)
                 if "id" in message:
-                    if waiting := self._waiting.pop(message["id"], None):
-                        waiting.put(message)
+                    self._waiting.pop(message["id"]).put(message)
                 else:
                     for page in self._pages_of(message):
                         page._note(message["method"], message["params"])
@@ -139,7 +132,6 @@ class Page:
         self.dialogs = []
         self.requests = []  # addresses
         self.bodies = []  # of POST requests
-        self._password = None
         self._loaded = threading.Event()
         self._events = queue.Queue()  # of the kind somebody waits for
         self.target = browser.call(
@@ -179,11 +171,6 @@ class Page:
         self._loaded.clear()
         self.call("Page.navigate", url=url)
         self._wait_loaded()
-
-    def log_in(self, password):
-        """Answers the browser's own question for name and password from now on."""
-        self._password = password
-        self.call("Fetch.enable", handleAuthRequests=True)
 
     def reload(self):
         self._loaded.clear()
@@ -307,16 +294,6 @@ class Page:
             self.requests.append(params["request"]["url"])
             if params["request"]["method"] == "POST":
                 self.bodies.append(params["request"].get("postData", ""))
-        elif method == "Fetch.requestPaused":
-            self._browser.post("Fetch.continueRequest", self.session, requestId=params["requestId"])
-        elif method == "Fetch.authRequired":
-            answer = {"response": "ProvideCredentials", "username": "", "password": self._password}
-            self._browser.post(
-                "Fetch.continueWithAuth",
-                self.session,
-                requestId=params["requestId"],
-                authChallengeResponse=answer,
-            )
 
 
 def _exception_text(details):

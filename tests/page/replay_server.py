@@ -8,6 +8,8 @@ import time
 import urllib.error
 import urllib.request
 
+HANG_GUARD_S = 60
+
 
 class ReplayServer:
     def __init__(self, replies, *, key=None):
@@ -56,6 +58,14 @@ class ReplayServer:
             request.add_header("Authorization", f"Bearer {self._key}")
         with urllib.request.urlopen(request, timeout=30) as reply:
             return json.load(reply)
+
+    def wait_idle(self):
+        """Returns when nothing runs or waits; a server that works on for nobody fails the test."""
+        guard = time.monotonic() + HANG_GUARD_S
+        while (status := self.status())["running"] + status["waiting"] > 0:
+            if time.monotonic() > guard:
+                raise AssertionError(f"the server works on: {status}")
+            time.sleep(0.01)
 
     def stop(self):
         self._process.terminate()

@@ -40,11 +40,16 @@ async function errorOf(response) {
 // An ApiError out of the `error` object of a reply or of an event in a stream.
 function errorFrom(error, status, retryAfter) {
     let message = typeof error?.message === 'string' && error.message !== ''
-        ? error.message
+        ? asSentence(error.message)
         : `The server answered with status ${status || 'unknown'} and no explanation.`;
     if (retryAfter && /^\d+$/.test(retryAfter)) message += ` Try again in ${retryAfter} s.`;
     const code = typeof error?.code === 'string' ? error.code : '';
     return new ApiError(message, { status, code });
+}
+
+function asSentence(text) {
+    const sentence = text[0].toUpperCase() + text.slice(1);
+    return /[.!?]$/.test(sentence) ? sentence : `${sentence}.`;
 }
 
 async function json(path, key) {

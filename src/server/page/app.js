@@ -237,9 +237,8 @@ class App {
         if (conversation === this.#conversation) this.#showRunning();
         const outcome = reply.stopped ? 'Stopped.' : 'The reply is complete.';
         this.#announce(reply.error?.message ?? outcome);
-        this.server.refresh();
-        if (reply.error?.status !== 401) return;
-        if (generation.key !== this.keys.key) this.#keyGiven();  // given in the meantime
+        if (reply.error?.status !== 401) this.server.refresh();
+        else if (generation.key !== this.keys.key) this.#keyGiven();  // given in the meantime
         else this.keys.ask({ refused: true });
     }
 

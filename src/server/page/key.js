@@ -10,6 +10,7 @@ export class KeyKeeper {
     #remember;
     #notice;
     #onKey;
+    #askedAbout = null;  // the key that was refused when the reader was last asked
 
     // `onKey` is called when the reader has given a key.
     constructor(root, onKey) {
@@ -29,8 +30,14 @@ export class KeyKeeper {
         return session.getItem(KEY) ?? local.getItem(KEY) ?? '';
     }
 
+    // Asks unless the reader has been asked about this key and had no better one.
+    askOnce() {
+        if (this.#askedAbout !== this.key) this.ask({ refused: true });
+    }
+
     // `refused`: the server has just answered 401 to the key there is.
     ask({ refused }) {
+        this.#askedAbout = this.key;
         if (this.#dialog.open) return;
         const wrong = refused && this.key !== '';
         this.#notice.textContent = wrong ? 'The server does not accept this key.' : '';

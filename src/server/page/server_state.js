@@ -40,9 +40,10 @@ export class ServerState {
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
             this.#showFailure(error);
-            // Without the right key every further question is in vain; it is asked for once.
+            // Without the right key every further question is in vain.  A running reply will be
+            // refused too, and the key asked for then.
             this.#refused = error.status === 401 && key === this.#keys.key;
-            if (this.#refused) this.#keys.ask({ refused: true });
+            if (this.#refused && !this.#busy()) this.#keys.askOnce();
         }
         this.#stop();
         if (!document.hidden && !this.#refused) {
