@@ -396,7 +396,7 @@ void bench_experts(WeightFormat format, int rows) {
             });
         };
     };
-    both("router", rows, experts * hidden * 2.0, part(0));
+    both("routed layer: router", rows, experts * hidden * 2.0, part(0));
     // The touched experts of the last replayed call stand for all.
     std::vector<bool> touched(experts);
     int distinct = 0;
@@ -406,7 +406,7 @@ void bench_experts(WeightFormat format, int rows) {
             ++distinct;
         }
     }
-    both("router and experts, " + std::string(name_of(format)) + ", " + std::to_string(distinct) +
+    both("routed layer, " + std::string(name_of(format)) + ", " + std::to_string(distinct) +
              " touched",
          rows, static_cast<double>(2 * gate_bytes + down_bytes) * distinct, part(1));
 }
@@ -441,7 +441,7 @@ int main(int argc, char** argv) {
         for (int rows : {1, 8, 64})
             bench_turn(rows);
     }
-    if (wanted("experts")) {
+    if (wanted("routed layer")) {
         for (int rows : {1, 4, 8, 64})
             bench_experts(WeightFormat::w4a16, rows);
         bench_experts(WeightFormat::fp8_block, 1);

@@ -26,10 +26,9 @@ struct Launch {
     int segment_count;
     int units;
     int rows;
-    int blocks;        // of k
-    int slices_log2;   // slices of k; the warps of a block are slices x groups of tiles
-    int stage_blocks;  // blocks of a tile's slice that are copied at a time
-    int depth;         // slots of a warp's ring
+    int blocks;       // of k
+    int slices_log2;  // slices of k; the warps of a block are slices x groups of tiles
+    int depth;        // slots of a warp's ring
     int sum_buffers;
     // Experts: units are (group of pairs, unit of one segment) instead, see ExpertProduct.
     ExpertGroup const* groups;
@@ -42,20 +41,19 @@ struct Launch {
 };
 
 // How many warps a multiprocessor holds and how many bytes of weights they keep under way decide
-// how close the reads come to the memory's rate: formats that take many instructions a byte want
-// warps, the others bytes.
+// how close the reads come to the memory's rate: fp8 wants warps, bf16 bytes, and the 4-bit
+// formats, which keep the integer units busy, registers for two blocks and two tiles at a time.
 //   n_tiles  groups of 8 rows of x that share a read of the weights
 //   m_tiles  tiles of weights, computed together, that share a read of x
 //   serial   of tiles computed one after the other before the warps meet
-template <WeightFormat format, int n_tiles, int m_tiles>
+template <WeightFormat format, int n_tiles, int m_tiles, int stage_blocks>
 struct Sizes {
-    static constexpr int blocks_per_multiprocessor = n_tiles >= 4 ? 1
-                                                     : n_tiles == 1 && format != WeightFormat::bf16
-                                                         ? 4
-                                                         : 2;
+    static constexpr int blocks_per_multiprocessor =
+        n_tiles >= 4                                                                  ? 1
+        : n_tiles == 1 && format != WeightFormat::bf16 && m_tiles * stage_blocks == 1 ? 4
+                                                                                      : 2;
     static constexpr int tile_sums = n_tiles * 128;  // floats
     static constexpr int shared_budget = 224 * 1024 / blocks_per_multiprocessor - 1024;
-    static constexpr int largest_stage = format == WeightFormat::bf16 || n_tiles > 1 ? 4096 : 2304;
 };
 
 // The segment of a unit; units only grow, so the search goes on from the last one.
@@ -91,9 +89,10 @@ __device__ inline float sum_of_slices(int slices_log2, const float* first, int s
     }
 }
 
-template <WeightFormat format, int n_tiles, int m_tiles, int serial, bool swiglu, bool grouped>
-__global__ void __launch_bounds__(threads,
-                                  Sizes<format, n_tiles, m_tiles>::blocks_per_multiprocessor)
+template <WeightFormat format, int n_tiles, int m_tiles, int serial, int stage_blocks, bool swiglu,
+          bool grouped>
+__global__ void __launch_bounds__(
+    threads, Sizes<format, n_tiles, m_tiles, stage_blocks>::blocks_per_multiprocessor)
     few_row_kernel(const __grid_constant__ Launch launch) {
     constexpr int block_size = block_bytes(format);
     constexpr int unit_tiles = m_tiles * serial;  // of a group of warps
@@ -101,8 +100,8 @@ __global__ void __launch_bounds__(threads,
 
     extern __shared__ __align__(16) std::uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int stage_bytes = launch.stage_blocks * block_size;
-    const int slot_bytes = stage_bytes * m_tiles;
+    constexpr int stage_bytes = stage_blocks * block_size;
+    constexpr int slot_bytes = stage_bytes * m_tiles;
     std::uint8_t* const ring_memory = shared + warp * launch.depth * slot_bytes;
     float* const sums = reinterpret_cast<float*>(shared + warps * launch.depth * slot_bytes);
     std::uint64_t* const barriers =
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(threads,
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m)
             copy_from[m] += stage_bytes;
-        copy_left -= launch.stage_blocks;
+        copy_left -= stage_blocks;
         if (copy_left == 0 && ++copy_serial == serial) {
             copy_serial = 0;
             copy_unit += gridDim.x;
@@ -218,60 +217,59 @@ __global__ void __launch_bounds__(threads,
             uint4 x_next[n_tiles];
             if constexpr (n_tiles > 1) load_x(0, x_next);
 
-            int stage_left = 0;
-            const std::uint8_t* block = nullptr;  // this lane's place in the first tile's block
 #pragma unroll 1
-            for (int left = block_count; left > 0; --left) {
-                uint4 x[4][n_tiles];
+            for (int left = block_count; left > 0; left -= stage_blocks) {
+                constexpr int steps = 4 * stage_blocks;
+                uint4 x[steps][n_tiles];
                 if constexpr (n_tiles == 1) {
 #pragma unroll
-                    for (int step = 0; step < 4; ++step)
+                    for (int step = 0; step < steps; ++step)
                         load_x(step, x[step]);
                 }
-                if (stage_left == 0) {
-                    ring.wait(slot, phase);
-                    stage_left = launch.stage_blocks;
-                    block = ring_memory + slot * slot_bytes + lane * 16;
-                }
-                float block_sum[m_tiles][n_tiles][4] = {};
-                auto& target = scales_block_sums(format) ? block_sum : sum;
+                ring.wait(slot, phase);
+                // This lane's place in the first tile's first block.
+                const std::uint8_t* const stage = ring_memory + slot * slot_bytes + lane * 16;
 #pragma unroll
-                for (int step = 0; step < 4; ++step) {
-                    if constexpr (n_tiles > 1) {
+                for (int j = 0; j < stage_blocks; ++j) {
+                    const std::uint8_t* const block = stage + j * block_size;
+                    float block_sum[m_tiles][n_tiles][4] = {};
+                    auto& target = scales_block_sums(format) ? block_sum : sum;
 #pragma unroll
-                        for (int t = 0; t < n_tiles; ++t)
-                            x[step][t] = x_next[t];
-                        if (step < 3 || left > 1) load_x(step + 1, x_next);
+                    for (int step = 4 * j; step < 4 * j + 4; ++step) {
+                        if constexpr (n_tiles > 1) {
+#pragma unroll
+                            for (int t = 0; t < n_tiles; ++t)
+                                x[step][t] = x_next[t];
+                            if (step + 1 < steps || left > stage_blocks) load_x(step + 1, x_next);
+                        }
+#pragma unroll
+                        for (int m = 0; m < m_tiles; ++m) {
+                            std::uint32_t a[2][4];
+                            load_step<format>(block + m * stage_bytes, step % 4, lane, constants,
+                                              a);
+#pragma unroll
+                            for (int t = 0; t < n_tiles; ++t)
+                                multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
+#pragma unroll
+                            for (int t = 0; t < n_tiles; ++t)
+                                multiply_add(target[m][t], a[1], x[step][t].z, x[step][t].w);
+                        }
                     }
+                    if constexpr (scales_block_sums(format)) {
 #pragma unroll
-                    for (int m = 0; m < m_tiles; ++m) {
-                        std::uint32_t a[2][4];
-                        load_step<format>(block + m * stage_bytes, step, lane, constants, a);
-#pragma unroll
-                        for (int t = 0; t < n_tiles; ++t)
-                            multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
-#pragma unroll
-                        for (int t = 0; t < n_tiles; ++t)
-                            multiply_add(target[m][t], a[1], x[step][t].z, x[step][t].w);
+                        for (int m = 0; m < m_tiles; ++m)
+                            add_scaled(sum[m], block_sum[m],
+                                       block_scales<format>(block + m * stage_bytes, lane));
                     }
-                }
-                if constexpr (scales_block_sums(format)) {
-#pragma unroll
-                    for (int m = 0; m < m_tiles; ++m)
-                        add_scaled(sum[m], block_sum[m],
-                                   block_scales<format>(block + m * stage_bytes, lane));
                 }
 #pragma unroll
                 for (int t = 0; t < n_tiles; ++t)
-                    x_at[t] += block_columns;
-                block += block_size;
-                if (--stage_left == 0) {
-                    __syncwarp();
-                    copy_next(slot);
-                    if (++slot == launch.depth) {
-                        slot = 0;
-                        phase ^= 1;
-                    }
+                    x_at[t] += stage_blocks * block_columns;
+                __syncwarp();
+                copy_next(slot);
+                if (++slot == launch.depth) {
+                    slot = 0;
+                    phase ^= 1;
                 }
             }
 #pragma unroll
@@ -324,10 +322,10 @@ __global__ void __launch_bounds__(threads,
     }
 }
 
-template <WeightFormat format, int n_tiles, int m_tiles, int serial, bool swiglu,
+template <WeightFormat format, int n_tiles, int m_tiles, int serial, int stage_blocks, bool swiglu,
           bool grouped = false>
 Status launch_kernel(Launch& launch, const LaunchContext& context) {
-    using Size = Sizes<format, n_tiles, m_tiles>;
+    using Size = Sizes<format, n_tiles, m_tiles, stage_blocks>;
     int units = 0;
     for (int i = 0; i < launch.segment_count; ++i) {
         Segment& s = launch.segments[i];
@@ -337,14 +335,7 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
     }
     launch.units = units;
 
-    // Every slice has the same number of blocks, or one more: a stage that divides all of them.
-    const int slices = 1 << launch.slices_log2;
-    launch.stage_blocks = 1;
-    if (launch.blocks % slices == 0) {
-        for (int n = 2; n * block_bytes(format) <= Size::largest_stage; ++n)
-            if (launch.blocks / slices % n == 0) launch.stage_blocks = n;
-    }
-    const int slot_bytes = launch.stage_blocks * block_bytes(format) * m_tiles;
+    constexpr int slot_bytes = stage_blocks * block_bytes(format) * m_tiles;
     const int sums_bytes = warps * m_tiles * serial * Size::tile_sums * 4;
     launch.sum_buffers = n_tiles >= 4 ? 1 : 2;
     const int ring_budget =
@@ -359,9 +350,20 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
     const int row_groups = grouped ? 1 : (launch.rows + 8 * n_tiles - 1) / (8 * n_tiles);
     // How many groups of pairs there are is known on the device; more blocks than units only leave.
     const int most_units = grouped ? resident : std::min(units, resident);
-    return cuda::launch("launching the few-row product",
-                        few_row_kernel<format, n_tiles, m_tiles, serial, swiglu, grouped>,
-                        {dim3(most_units, row_groups), threads, shared_bytes}, context, launch);
+    return cuda::launch(
+        "launching the few-row product",
+        few_row_kernel<format, n_tiles, m_tiles, serial, stage_blocks, swiglu, grouped>,
+        {dim3(most_units, row_groups), threads, shared_bytes}, context, launch);
+}
+
+// Blocks of 4-bit weights are small: two a stage, where every slice has four or more and an even
+// number of them, halve the work between blocks.
+constexpr bool small_blocks(WeightFormat format) {
+    return format == WeightFormat::w4a16 || format == WeightFormat::nvfp4;
+}
+bool two_blocks_a_stage(const Launch& launch) {
+    const int slices = 1 << launch.slices_log2;
+    return launch.blocks >= 4 * slices && launch.blocks % (2 * slices) == 0;
 }
 
 // More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
@@ -370,22 +372,32 @@ template <WeightFormat format>
 Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
     const int groups = (launch.rows + 7) / 8;
     if (groups > 4)
-        return swiglu ? launch_kernel<format, 8, 2, 1, true>(launch, context)
-                      : launch_kernel<format, 8, 2, 1, false>(launch, context);
+        return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
+                      : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
     if (groups > 2)
-        return swiglu ? launch_kernel<format, 4, 2, 1, true>(launch, context)
-                      : launch_kernel<format, 4, 2, 1, false>(launch, context);
+        return swiglu ? launch_kernel<format, 4, 2, 1, 1, true>(launch, context)
+                      : launch_kernel<format, 4, 2, 1, 1, false>(launch, context);
     if (groups > 1)
-        return swiglu ? launch_kernel<format, 2, 1, 2, true>(launch, context)
-                      : launch_kernel<format, 2, 1, 1, false>(launch, context);
-    return swiglu ? launch_kernel<format, 1, 1, 2, true>(launch, context)
-                  : launch_kernel<format, 1, 1, 1, false>(launch, context);
+        return swiglu ? launch_kernel<format, 2, 1, 2, 1, true>(launch, context)
+                      : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
+    if constexpr (small_blocks(format)) {
+        if (two_blocks_a_stage(launch))
+            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
+                          : launch_kernel<format, 1, 1, 1, 2, false>(launch, context);
+    }
+    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, 1, false>(launch, context);
 }
 
 template <WeightFormat format>
 Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
-    return swiglu ? launch_kernel<format, 1, 1, 2, true, true>(launch, context)
-                  : launch_kernel<format, 1, 1, 1, false, true>(launch, context);
+    if constexpr (small_blocks(format)) {
+        if (two_blocks_a_stage(launch))
+            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
+                          : launch_kernel<format, 1, 1, 1, 2, false, true>(launch, context);
+    }
+    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, 1, false, true>(launch, context);
 }
 
 int log2_of_slices(int k) {

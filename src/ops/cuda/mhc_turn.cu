@@ -11,6 +11,8 @@ constexpr int gates = (2 + streams) * streams;
 constexpr int cluster_blocks = 8;
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
+// One warp more does nothing but the next update's mixing matrix, beside the others' work.
+constexpr int all_threads = threads + 32;
 constexpr int warp_gates = gates / warps;
 
 // What the blocks of a cluster show each other.
@@ -26,11 +28,16 @@ struct Totals {
     float warp_parts[warps];
 };
 
+// A barrier of the warps that share the row's channels.
+__device__ void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+}
+
 __device__ float block_sum(float value, Totals& totals) {
     value = warp_sum(value);
-    __syncthreads();
+    meet();
     if (threadIdx.x % 32 == 0) totals.warp_parts[threadIdx.x / 32] = value;
-    __syncthreads();
+    meet();
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < warps; ++w)
@@ -51,13 +58,14 @@ __device__ void mix_streams(float (&c)[streams][streams], int iterations, float 
         }
 #pragma unroll
         for (int b = 0; b < streams; ++b)
-            c[a][b] = c[a][b] / sum + eps;
+            c[a][b] = __fdividef(c[a][b], sum) + eps;
     }
     for (int i = 0; i < iterations; ++i) {
         if (i > 0) {
 #pragma unroll
             for (int a = 0; a < streams; ++a) {
-                const float scale = 1.0f / (c[a][0] + c[a][1] + c[a][2] + c[a][3] + eps);
+                const float scale =
+                    __fdividef(1.0f, (c[a][0] + c[a][1]) + (c[a][2] + c[a][3] + eps));
 #pragma unroll
                 for (int b = 0; b < streams; ++b)
                     c[a][b] *= scale;
@@ -65,7 +73,7 @@ __device__ void mix_streams(float (&c)[streams][streams], int iterations, float 
         }
 #pragma unroll
         for (int b = 0; b < streams; ++b) {
-            const float scale = 1.0f / (c[0][b] + c[1][b] + c[2][b] + c[3][b] + eps);
+            const float scale = __fdividef(1.0f, (c[0][b] + c[1][b]) + (c[2][b] + c[3][b] + eps));
 #pragma unroll
             for (int a = 0; a < streams; ++a)
                 c[a][b] *= scale;
@@ -78,7 +86,45 @@ __device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
                        fmaf(scale, value.z, sum.z), fmaf(scale, value.w, sum.w));
 }
 
-__global__ void __launch_bounds__(threads)
+#if __CUDA_ARCH__ >= 900
+// The gates of the next update.  Keeps step with the other warps' barriers.
+__device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, int lane,
+                            const cooperative_groups::cluster_group& cluster,
+                            const Totals& totals) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    if (turn.next.fn != nullptr) {
+        cluster.sync();
+        __syncthreads();
+        if (part == 0) {
+            // Every block has read the old gates: they came before the sync of the cluster.
+            if (lane < streams) {
+                const int n = streams + lane;
+                turn.post[row * streams + lane] =
+                    2.0f * sigmoid(turn.next.scale[1] * totals.mixes[n] + turn.next.base[n]);
+            }
+            if (lane == 0) {
+                float c[streams][streams];
+#pragma unroll
+                for (int i = 0; i < streams * streams; ++i) {
+                    const int n = 2 * streams + i;
+                    c[i / streams][i % streams] =
+                        turn.next.scale[2] * totals.mixes[n] + turn.next.base[n];
+                }
+                mix_streams(c, turn.iterations, turn.mhc_eps);
+#pragma unroll
+                for (int i = 0; i < streams * streams; ++i)
+                    turn.comb[row * streams * streams + i] = c[i / streams][i % streams];
+            }
+            __syncwarp();
+        }
+    }
+    cluster.sync();
+    cluster.sync();
+}
+#endif
+
+__global__ void __launch_bounds__(all_threads)
     turn_kernel(const __grid_constant__ HyperConnectionTurn turn) {
 #if __CUDA_ARCH__ >= 900
     namespace cg = cooperative_groups;
@@ -94,6 +140,11 @@ __global__ void __launch_bounds__(threads)
     float* const state = reinterpret_cast<float*>(memory);  // [streams][width]
     __nv_bfloat16* const fn =
         reinterpret_cast<__nv_bfloat16*>(state + streams * width);  // [gates][streams][width]
+
+    if (warp == warps) {
+        mixing_warp(turn, row, part, lane, cluster, totals);
+        return;
+    }
 
     // This block's columns of fn do not depend on the previous kernel.
     if (!last) {
@@ -153,7 +204,7 @@ __global__ void __launch_bounds__(threads)
         norm = turn.next.norm;
         squares = block_sum(squares, totals);
         wait_for_copies<0>();
-        __syncthreads();
+        meet();
         // ---- this block's part of fn f, three gates a warp
         float sum[warp_gates] = {};
         for (int i = lane * 4; i < streams * width; i += 128) {
@@ -177,6 +228,7 @@ __global__ void __launch_bounds__(threads)
         cluster.sync();
         if (threadIdx.x < gates) {
             float mix = 0.0f, all = 0.0f;
+#pragma unroll
             for (int other = 0; other < cluster_blocks; ++other) {
                 const Shown* const of = cluster.map_shared_rank(&shown, other);
                 mix += of->mixes[threadIdx.x];
@@ -209,6 +261,7 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x == 0) shown.input_squares = input_squares;
     cluster.sync();
     float all = 0.0f;
+#pragma unroll
     for (int other = 0; other < cluster_blocks; ++other)
         all += cluster.map_shared_rank(&shown, other)->input_squares;
     const float scale = 1.0f / sqrtf(all / static_cast<float>(hidden) + turn.rms_eps);
@@ -224,27 +277,6 @@ __global__ void __launch_bounds__(threads)
             *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
     }
 
-    // ---- the gates of the next update, by the block that has the least to wait for
-    if (!last && part == cluster_blocks - 1) {
-        if (threadIdx.x < streams) {
-            const int n = streams + threadIdx.x;
-            turn.post[row * streams + threadIdx.x] =
-                2.0f * sigmoid(turn.next.scale[1] * totals.mixes[n] + turn.next.base[n]);
-        }
-        if (threadIdx.x == 32) {
-            float c[streams][streams];
-#pragma unroll
-            for (int i = 0; i < streams * streams; ++i) {
-                const int n = 2 * streams + i;
-                c[i / streams][i % streams] =
-                    turn.next.scale[2] * totals.mixes[n] + turn.next.base[n];
-            }
-            mix_streams(c, turn.iterations, turn.mhc_eps);
-#pragma unroll
-            for (int i = 0; i < streams * streams; ++i)
-                turn.comb[row * streams * streams + i] = c[i / streams][i % streams];
-        }
-    }
     cluster.sync();  // nobody leaves while another may still read its shared memory
 #else
     __trap();
@@ -263,8 +295,8 @@ Status mhc_turn(const HyperConnectionTurn& turn, const LaunchContext& context) {
         static_cast<std::size_t>(streams) * width * 4 +
         (turn.next.fn != nullptr ? static_cast<std::size_t>(gates) * streams * width * 2 : 0);
     return launch("launching the hyper-connection turn", turn_kernel,
-                  {dim3(cluster_blocks, turn.rows), threads, shared_bytes, cluster_blocks}, context,
-                  turn);
+                  {dim3(cluster_blocks, turn.rows), all_threads, shared_bytes, cluster_blocks},
+                  context, turn);
 }
 
 }  // namespace percheron::ops::cuda
