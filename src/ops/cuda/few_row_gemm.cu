@@ -49,9 +49,9 @@ struct Launch {
 template <WeightFormat format, int n_tiles, int m_tiles, int stage_blocks>
 struct Sizes {
     static constexpr int blocks_per_multiprocessor =
-        n_tiles >= 4                                                                  ? 1
-        : n_tiles == 1 && format != WeightFormat::bf16 && m_tiles * stage_blocks == 1 ? 4
-                                                                                      : 2;
+        n_tiles >= 4 || (format == WeightFormat::bf16 && m_tiles == 2) ? 1
+        : n_tiles == 1 && format != WeightFormat::bf16 && m_tiles == 1 ? 4
+                                                                       : 2;
     static constexpr int tile_sums = n_tiles * 128;  // floats
     static constexpr int shared_budget = 224 * 1024 / blocks_per_multiprocessor - 1024;
 };
@@ -219,34 +219,34 @@ __global__ void __launch_bounds__(
 
 #pragma unroll 1
             for (int left = block_count; left > 0; left -= stage_blocks) {
-                constexpr int steps = 4 * stage_blocks;
-                uint4 x[steps][n_tiles];
-                if constexpr (n_tiles == 1) {
-#pragma unroll
-                    for (int step = 0; step < steps; ++step)
-                        load_x(step, x[step]);
-                }
-                ring.wait(slot, phase);
-                // This lane's place in the first tile's first block.
-                const std::uint8_t* const stage = ring_memory + slot * slot_bytes + lane * 16;
-#pragma unroll
+// With two tiles at a time there are registers for the inputs of all of a stage's blocks.
+#pragma unroll(m_tiles == 2 ? stage_blocks : 1)
                 for (int j = 0; j < stage_blocks; ++j) {
-                    const std::uint8_t* const block = stage + j * block_size;
+                    uint4 x[4][n_tiles];
+                    if constexpr (n_tiles == 1) {
+#pragma unroll
+                        for (int step = 0; step < 4; ++step)
+                            load_x(step, x[step]);
+                    }
+                    if (j == 0) ring.wait(slot, phase);
+                    // This lane's place in the first tile's block.
+                    const std::uint8_t* const block =
+                        ring_memory + slot * slot_bytes + lane * 16 + j * block_size;
                     float block_sum[m_tiles][n_tiles][4] = {};
                     auto& target = scales_block_sums(format) ? block_sum : sum;
 #pragma unroll
-                    for (int step = 4 * j; step < 4 * j + 4; ++step) {
+                    for (int step = 0; step < 4; ++step) {
                         if constexpr (n_tiles > 1) {
+                            static_assert(n_tiles == 1 || stage_blocks == 1);
 #pragma unroll
                             for (int t = 0; t < n_tiles; ++t)
                                 x[step][t] = x_next[t];
-                            if (step + 1 < steps || left > stage_blocks) load_x(step + 1, x_next);
+                            if (step < 3 || left > 1) load_x(step + 1, x_next);
                         }
 #pragma unroll
                         for (int m = 0; m < m_tiles; ++m) {
                             std::uint32_t a[2][4];
-                            load_step<format>(block + m * stage_bytes, step % 4, lane, constants,
-                                              a);
+                            load_step<format>(block + m * stage_bytes, step, lane, constants, a);
 #pragma unroll
                             for (int t = 0; t < n_tiles; ++t)
                                 multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
@@ -261,10 +261,10 @@ __global__ void __launch_bounds__(
                             add_scaled(sum[m], block_sum[m],
                                        block_scales<format>(block + m * stage_bytes, lane));
                     }
-                }
 #pragma unroll
-                for (int t = 0; t < n_tiles; ++t)
-                    x_at[t] += stage_blocks * block_columns;
+                    for (int t = 0; t < n_tiles; ++t)
+                        x_at[t] += block_columns;
+                }
                 __syncwarp();
                 copy_next(slot);
                 if (++slot == launch.depth) {
@@ -356,14 +356,14 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
         {dim3(most_units, row_groups), threads, shared_bytes}, context, launch);
 }
 
-// Blocks of 4-bit weights are small: two a stage, where every slice has four or more and an even
-// number of them, halve the work between blocks.
+// Blocks of 4-bit weights are small: two a stage, where every slice has an even number of them,
+// halve the work between blocks.
 constexpr bool small_blocks(WeightFormat format) {
     return format == WeightFormat::w4a16 || format == WeightFormat::nvfp4;
 }
 bool two_blocks_a_stage(const Launch& launch) {
     const int slices = 1 << launch.slices_log2;
-    return launch.blocks >= 4 * slices && launch.blocks % (2 * slices) == 0;
+    return launch.blocks % (2 * slices) == 0;
 }
 
 // More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
@@ -385,6 +385,9 @@ Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) 
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
                           : launch_kernel<format, 1, 1, 1, 2, false>(launch, context);
     }
+    if constexpr (format == WeightFormat::bf16) {
+        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true>(launch, context);
+    }
     return swiglu ? launch_kernel<format, 1, 1, 2, 1, true>(launch, context)
                   : launch_kernel<format, 1, 1, 1, 1, false>(launch, context);
 }
@@ -395,6 +398,9 @@ Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& co
         if (two_blocks_a_stage(launch))
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
                           : launch_kernel<format, 1, 1, 1, 2, false, true>(launch, context);
+    }
+    if constexpr (format == WeightFormat::bf16) {
+        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true, true>(launch, context);
     }
     return swiglu ? launch_kernel<format, 1, 1, 2, 1, true, true>(launch, context)
                   : launch_kernel<format, 1, 1, 1, 1, false, true>(launch, context);

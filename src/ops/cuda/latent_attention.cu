@@ -22,6 +22,7 @@ struct Shared {
     float scores[block_heads][chunk_tokens + 4];
     __nv_bfloat16 weights[block_heads][weight_elements];
     float rescale[block_heads];
+    std::size_t from[split_tokens];  // where the selected tokens' latents lie, in bytes
 };
 
 __device__ float* partial_of(const SelectedAttention& op, int row, int split, int head) {
@@ -49,24 +50,19 @@ __device__ void widen_16(uint4 codes, __nv_bfloat16* to) {
     reinterpret_cast<uint4*>(to)[1] = make_uint4(out[4], out[5], out[6], out[7]);
 }
 
-// Gathers the split's chunk into shared memory; tokens past the last are zero.
+// Gathers a chunk of the split into shared memory; tokens past the last are zero.
 template <bool is_fp8>
-__device__ void gather(const SelectedAttention& op, const std::uint32_t* pages,
-                       const std::uint32_t* positions, int count,
+__device__ void gather(const void* latents, const std::size_t* from, int count,
                        __nv_bfloat16 (*to)[row_elements]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int token = warp; token < chunk_tokens; token += warps) {
         if (token < count) {
-            const std::uint32_t position = positions[token];
-            const char* const from =
-                static_cast<const char*>(op.pages.latents) +
-                pages[position / 64] * op.pages.latent_page_bytes +
-                static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
+            const char* const row = static_cast<const char*>(latents) + from[token];
             if constexpr (is_fp8) {
-                widen_16(load_16(from + lane * 16), to[token] + lane * 16);
+                widen_16(load_16(row + lane * 16), to[token] + lane * 16);
             } else {
-                copy_16_async(to[token] + lane * 8, from + lane * 16);
-                copy_16_async(to[token] + 256 + lane * 8, from + 512 + lane * 16);
+                copy_16_async(to[token] + lane * 8, row + lane * 16);
+                copy_16_async(to[token] + 256 + lane * 8, row + 512 + lane * 16);
             }
         } else {
             *reinterpret_cast<uint4*>(to[token] + lane * 8) = make_uint4(0, 0, 0, 0);
@@ -87,10 +83,17 @@ __global__ void __launch_bounds__(threads)
     const int count = min(total - split * split_tokens, split_tokens);
     if (count <= 0) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const std::uint32_t* const pages =
-        op.batch.pages + op.batch.sequences[op.batch.sequence_of_row[row]].first_page;
-    const std::uint32_t* const positions =
-        op.positions + static_cast<std::size_t>(row) * op.positions_stride + split * split_tokens;
+    if (threadIdx.x < count) {
+        const std::uint32_t position =
+            op.positions[static_cast<std::size_t>(row) * op.positions_stride +
+                         split * split_tokens + threadIdx.x];
+        const std::uint32_t first_page =
+            op.batch.sequences[op.batch.sequence_of_row[row]].first_page;
+        shared.from[threadIdx.x] =
+            op.batch.pages[first_page + position / 64] * op.pages.latent_page_bytes +
+            static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
+    }
+    static_assert(threads == split_tokens);
     const int heads = min(op.heads - first_head, block_heads);
 
     for (int i = threadIdx.x; i < block_heads * (latent / 8); i += threads) {
@@ -103,11 +106,12 @@ __global__ void __launch_bounds__(threads)
     const int chunks = (count + chunk_tokens - 1) / chunk_tokens;
     const auto fetch = [&](int chunk) {
         if (chunk < chunks)
-            gather<is_fp8>(op, pages, positions + chunk * chunk_tokens,
+            gather<is_fp8>(op.pages.latents, shared.from + chunk * chunk_tokens,
                            min(count - chunk * chunk_tokens, chunk_tokens),
                            shared.latents[chunk % 2]);
         end_copy_group();
     };
+    __syncthreads();
     fetch(0);
     fetch(1);
 

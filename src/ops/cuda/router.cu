@@ -11,6 +11,7 @@ constexpr int logit_rows = 4;  // of x that share a read of the weights
 constexpr int choose_threads = 1024;
 constexpr int most_experts = 512;
 constexpr int most_rows = 512;
+constexpr int most_chosen = 16;
 
 // Four warps an expert, a quarter of the columns each; their sums are added in order.
 __global__ void __launch_bounds__(logit_warps * 32)
@@ -73,71 +74,63 @@ __global__ void __launch_bounds__(logit_warps * 32)
     }
 }
 
+// A float's bits as an unsigned number of the same order, never 0.
+__device__ std::uint32_t ordered(float value) {
+    const std::uint32_t bits = __float_as_uint(value + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 // One warp a row: the choices one after another, each the best that is left.
-__device__ void choose(const Routing& routing, int row, int lane) {
+__device__ void choose(const Routing& routing, int row, int lane, std::uint16_t* chosen) {
     const float* const logits = routing.logits + static_cast<std::size_t>(row) * routing.experts;
     constexpr int own = most_experts / 32;
-    float score[own], key_of[own];  // the key of a taken one becomes -infinity
+    std::uint32_t key[own];  // 0: taken, or no expert
 #pragma unroll
     for (int i = 0; i < own; ++i) {
         const int expert = i * 32 + lane;
-        score[i] = expert < routing.experts ? sigmoid(logits[expert]) : 0.0f;
-        key_of[i] = expert < routing.experts ? score[i] + routing.bias[expert] : -INFINITY;
+        key[i] =
+            expert < routing.experts ? ordered(sigmoid(logits[expert]) + routing.bias[expert]) : 0u;
     }
-    float sum = 1e-20f, chosen_score[16];
-    int chosen[16];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        if (j >= routing.chosen) break;
-        float best = -INFINITY, best_score = 0.0f;
+    float sum = 1e-20f, own_score = 0.0f;  // lane j keeps the j-th score
+    for (int j = 0; j < routing.chosen; ++j) {
+        std::uint32_t best = 0;
         int best_expert = most_experts;
 #pragma unroll
         for (int i = 0; i < own; ++i) {
-            if (key_of[i] > best) {
-                best = key_of[i];
-                best_score = score[i];
+            if (key[i] > best) {
+                best = key[i];
                 best_expert = i * 32 + lane;
             }
         }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            const float other = __shfl_xor_sync(full_warp, best, offset);
-            const float other_score = __shfl_xor_sync(full_warp, best_score, offset);
-            const int other_expert = __shfl_xor_sync(full_warp, best_expert, offset);
-            if (other > best || (other == best && other_expert < best_expert)) {
-                best = other;
-                best_score = other_score;
-                best_expert = other_expert;
-            }
-        }
+        const std::uint32_t top = __reduce_max_sync(full_warp, best);
+        const int expert = static_cast<int>(__reduce_min_sync(
+            full_warp, static_cast<unsigned>(best == top ? best_expert : most_experts)));
 #pragma unroll
         for (int i = 0; i < own; ++i) {
-            if (best_expert == i * 32 + lane) key_of[i] = -INFINITY;
+            if (expert == i * 32 + lane) key[i] = 0u;
         }
-        chosen[j] = best_expert;
-        chosen_score[j] = best_score;
-        sum += best_score;
-    }
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        if (j >= routing.chosen) break;
+        const float score = sigmoid(logits[expert]);
+        sum += score;
         if (lane == j) {
-            const int pair = row * routing.chosen + j;
-            routing.choice.experts[pair] = static_cast<std::uint32_t>(chosen[j]);
-            routing.choice.weights[pair] =
-                routing.scale * (routing.normalise ? chosen_score[j] / sum : chosen_score[j]);
+            own_score = score;
+            chosen[row * routing.chosen + j] = static_cast<std::uint16_t>(expert);
+            routing.choice.experts[row * routing.chosen + j] = static_cast<std::uint32_t>(expert);
         }
     }
+    if (lane < routing.chosen)
+        routing.choice.weights[row * routing.chosen + lane] =
+            routing.scale * (routing.normalise ? own_score / sum : own_score);
 }
 
 __global__ void __launch_bounds__(choose_threads)
     choose_kernel(const __grid_constant__ Routing routing) {
     __shared__ std::int32_t pairs_before[most_experts + 1], groups_before[most_experts + 1];
+    __shared__ std::uint16_t chosen[most_rows * most_chosen];
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int row = warp; row < routing.rows; row += choose_threads / 32)
-        choose(routing, row, lane);
+        choose(routing, row, lane, chosen);
     __syncthreads();
 
     // Every expert's thread reads all choices, in order.
@@ -146,7 +139,7 @@ __global__ void __launch_bounds__(choose_threads)
     std::int32_t count = 0;
     if (expert < routing.experts) {
         for (int pair = 0; pair < pairs; ++pair)
-            count += static_cast<int>(routing.choice.experts[pair]) == expert;
+            count += chosen[pair] == expert;
         pairs_before[expert + 1] = count;
         groups_before[expert + 1] = (count + expert_group_rows - 1) / expert_group_rows;
     }
@@ -183,7 +176,7 @@ __global__ void __launch_bounds__(choose_threads)
     if (expert < routing.experts && count > 0) {
         std::int32_t place = pairs_before[expert];
         for (int pair = 0; pair < pairs; ++pair) {
-            if (static_cast<int>(routing.choice.experts[pair]) == expert)
+            if (chosen[pair] == expert)
                 routing.choice.pair_order[place++] = static_cast<std::uint32_t>(pair);
         }
         for (std::int32_t done = 0, group = groups_before[expert]; done < count;
@@ -197,8 +190,8 @@ __global__ void __launch_bounds__(choose_threads)
 }  // namespace
 
 Status route(const Routing& routing, const LaunchContext& context) {
-    if (routing.rows > most_rows || routing.experts > most_experts || routing.chosen > 16 ||
-        routing.hidden % 8 != 0)
+    if (routing.rows > most_rows || routing.experts > most_experts ||
+        routing.chosen > most_chosen || routing.hidden % 8 != 0)
         return Error(ErrorCode::unsupported,
                      "the CUDA router takes at most 512 rows, 512 experts and 16 choices");
     PERCHERON_TRY(launch("launching the router's product", logits_kernel,

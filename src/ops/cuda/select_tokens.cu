@@ -155,9 +155,25 @@ __global__ void __launch_bounds__(select_threads)
     for (int shift = 24; shift >= 0; shift -= 8) {
         if (threadIdx.x < 256) shared.histogram[threadIdx.x] = 0;
         __syncthreads();
-        for (int i = threadIdx.x; i < view.candidates; i += select_threads) {
-            const std::uint32_t key = ordered(scores[i]);
-            if ((key & mask) == prefix) atomicAdd(&shared.histogram[(key >> shift) & 255u], 1);
+        constexpr int ahead = 8;  // loads under way at a time
+        for (int base = 0; base < view.candidates; base += ahead * select_threads) {
+            float score[ahead];
+#pragma unroll
+            for (int j = 0; j < ahead; ++j) {
+                const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
+                score[j] = i < view.candidates ? scores[i] : 0.0f;
+            }
+#pragma unroll
+            for (int j = 0; j < ahead; ++j) {
+                const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
+                const std::uint32_t key = ordered(score[j]);
+                const bool counts = i < view.candidates && (key & mask) == prefix;
+                // Scores crowd into few bins: one addition for all lanes of a bin.
+                const std::uint32_t bin = counts ? (key >> shift) & 255u : 256u;
+                const std::uint32_t lanes = __match_any_sync(full_warp, bin);
+                if (counts && lane == __ffs(lanes) - 1)
+                    atomicAdd(&shared.histogram[bin], __popc(lanes));
+            }
         }
         __syncthreads();
         if (warp == 0) {
