@@ -167,12 +167,8 @@ __global__ void __launch_bounds__(select_threads)
             for (int j = 0; j < ahead; ++j) {
                 const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
                 const std::uint32_t key = ordered(score[j]);
-                const bool counts = i < view.candidates && (key & mask) == prefix;
-                // Scores crowd into few bins: one addition for all lanes of a bin.
-                const std::uint32_t bin = counts ? (key >> shift) & 255u : 256u;
-                const std::uint32_t lanes = __match_any_sync(full_warp, bin);
-                if (counts && lane == __ffs(lanes) - 1)
-                    atomicAdd(&shared.histogram[bin], __popc(lanes));
+                if (i < view.candidates && (key & mask) == prefix)
+                    atomicAdd(&shared.histogram[(key >> shift) & 255u], 1);
             }
         }
         __syncthreads();
