@@ -33,6 +33,11 @@ __device__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
 }
 
+// The same and the mixing warp.
+__device__ void meet_all() {
+    asm volatile("bar.sync 2, %0;" ::"n"(all_threads) : "memory");
+}
+
 __device__ float block_sum(float value, Totals& totals) {
     value = warp_sum(value);
     meet();
@@ -95,7 +100,7 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
     let_next_kernel_start();
     if (turn.next.fn != nullptr) {
         cluster.sync();
-        __syncthreads();
+        meet_all();
         if (part == 0) {
             // Every block has read the old gates: they came before the sync of the cluster.
             if (lane < streams) {
@@ -240,7 +245,7 @@ __global__ void __launch_bounds__(all_threads)
                 totals.pre[threadIdx.x] =
                     sigmoid(turn.next.scale[0] * mix + turn.next.base[threadIdx.x]) + turn.mhc_eps;
         }
-        __syncthreads();
+        meet_all();
 #pragma unroll
         for (int j = 0; j < streams; ++j)
             pre[j] = totals.pre[j];
