@@ -167,10 +167,6 @@ void Connection::close() {
     input_changed();
 }
 
-void Connection::close_if_idle() {
-    if (phase_ == Phase::first_byte || phase_ == Phase::idle) close();
-}
-
 std::optional<Clock::time_point> Connection::idle_since() const {
     if (phase_ == Phase::working || phase_ == Phase::body) return std::nullopt;
     return phase_began_;

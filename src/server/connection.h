@@ -74,8 +74,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
     // Idle since when; absent while a request is under way.
     std::optional<Clock::time_point> idle_since() const;
     void close();
-    // Closes at once when between requests.
-    void close_if_idle();
 
   private:
     enum class Phase { first_byte, idle, header, body, working, lingering };

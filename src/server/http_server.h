@@ -28,7 +28,6 @@ class HttpServer {
     void tick();
     void stop_accepting();
     void close_all();
-    std::size_t connections() const { return connections_.size(); }
     // Whether a request is being read or answered, or output waits, on any connection.
     bool busy() const;
 

@@ -36,8 +36,6 @@ class KeyRing {
     // others changes nothing: the error is returned once and the keys stay as they are.
     Status refresh();
 
-    std::size_t size() const { return keys_.size(); }
-
   private:
     using Digest = std::array<unsigned char, 32>;
     struct Key {

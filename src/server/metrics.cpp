@@ -21,8 +21,6 @@ class Page {
 
     void head(std::string_view name, std::string_view type, std::string_view help) {
         name_ = name;
-        help_ = help;
-        type_ = type;
         for (Part& part : parts_) {
             part.text += "# HELP ";
             part.text += part.prefix;
@@ -79,7 +77,7 @@ class Page {
     };
     std::array<Part, 2> parts_{{{"vllm:", {}}, {"percheron:", {}}}};
     std::string labels_;
-    std::string_view name_, help_, type_;
+    std::string_view name_;
 };
 
 std::string label(std::string_view name, std::string_view value) {

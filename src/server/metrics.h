@@ -23,7 +23,6 @@ class Histogram {
 
     void observe(double value, std::uint64_t times = 1);
     void render(std::string& text, std::string_view name, std::string_view labels) const;
-    std::uint64_t count() const { return count_; }
 
   private:
     std::vector<double> bounds_;

@@ -78,12 +78,6 @@ void Reply::detach() {
     link_.cancel(request_);
 }
 
-void Reply::abort(const ApiError& error) {
-    if (ended()) return;
-    if (writer_ != nullptr) std::exchange(writer_, nullptr)->fail(error);
-    link_.cancel(request_);
-}
-
 void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) {
     choices_[admitted.choice].seed = admitted.seed;
     latest_sign_of_life_ = now;
@@ -114,7 +108,7 @@ void Reply::on_tokens(std::uint32_t index, std::span<const TokenId> ids,
         const auto count = static_cast<double>(ids.size());
         metrics_.inter_token_latency.observe(seconds(now - choice.latest) / count, ids.size());
     }
-    choice.latest = latest_token_ = latest_sign_of_life_ = now;
+    choice.latest = latest_sign_of_life_ = now;
 
     take_tokens(choice, ids, logprobs);
     if (!pieces_.empty() && writer_ != nullptr) writer_->pieces(index, pieces_, usage_);

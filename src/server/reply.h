@@ -52,8 +52,6 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     Status start(GenerationRequest request, ReplyWriter& writer, EndCallback ended);
     // The client is gone: nothing is written any more and the engine is told to stop.
     void detach();
-    // Ends the reply with an error for its client.
-    void abort(const ApiError& error);
 
     bool ended() const { return open_choices_ == 0; }
     const ReplySetup& setup() const { return setup_; }
@@ -61,7 +59,6 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     const ReplyUsage& usage() const { return usage_; }
     bool client_left() const { return client_left_; }
     std::chrono::steady_clock::time_point first_token() const { return first_token_; }
-    std::chrono::steady_clock::time_point last_token() const { return latest_token_; }
 
     void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) override;
     void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
@@ -105,7 +102,6 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     bool client_left_ = false;
     ReplyUsage usage_;
     Clock::time_point first_token_{};
-    Clock::time_point latest_token_{};
     Clock::time_point latest_sign_of_life_;
 
     // Kept from step to step for their memory.
