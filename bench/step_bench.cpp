@@ -100,6 +100,10 @@ class TimedBackend final : public ops::Backend {
     Result<const float*> place(std::span<const float> vector, std::string_view name) override {
         return inner_.place(vector, name);
     }
+    Bytes working_bytes(const ops::NetworkShape& shape, std::size_t rows,
+                        std::size_t logit_rows) const override {
+        return inner_.working_bytes(shape, rows, logit_rows);
+    }
     Status prepare(const ops::NetworkShape& shape, std::size_t rows,
                    std::size_t logit_rows) override {
         return inner_.prepare(shape, rows, logit_rows);

@@ -4,6 +4,7 @@
 
 #include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
+#include "ops_cpu/allocations.h"
 #include "ops_cpu/random_batch.h"
 
 namespace percheron::ops {
@@ -333,6 +334,45 @@ TEST_P(CpuPrefillTest, AnyChunkingOnTheGridGivesTheSameBits) {
         EXPECT_TRUE(bits_equal(k.state, whole_kda.state));
         EXPECT_EQ(l.latents, whole_latents.latents);
         EXPECT_EQ(l.pooled, whole_latents.pooled);
+    }
+}
+
+TEST(Allocations, AreCounted) {
+    const std::size_t count = allocations, bytes = allocated_bytes;
+    const std::vector<char> memory(1000);
+    EXPECT_EQ(allocations - count, 1u);
+    EXPECT_EQ(allocated_bytes - bytes, memory.size());
+}
+
+// Scratch is what working_bytes() said, from prepare() on, whatever the step.
+TEST_P(CpuBackendTest, AStepAllocatesNothing) {
+    const auto cpu = backend(2);
+    const std::size_t most = 160;
+    const std::size_t before = allocated_bytes;
+    ASSERT_TRUE(cpu->prepare(layer.shape, most, most).ok());
+    const std::size_t reserved = allocated_bytes - before;
+    EXPECT_NEAR(static_cast<double>(reserved),
+                static_cast<double>(cpu->working_bytes(layer.shape, most, most)), 256 * 1024);
+    for (const std::size_t sequences : {1, 4, 2}) {
+        auto batch =
+            random_batch(random, GetParam().numeric_class, sequences, 400, vocabulary, most / 4);
+        const std::size_t rows = batch->view.rows(), D = layer.shape.hidden;
+        KdaMemory kda(random, sequences, layer.shape.kda_heads, layer.shape.kda_dim);
+        LatentMemory latents = latent_memory(sequences, batch->page_count);
+        std::vector<float> x = random.floats(rows * D), y(rows * D), logits(rows * vocabulary);
+        const Activations in{x.data(), DType::f32, rows, D}, out{y.data(), DType::f32, rows, D};
+        const auto stages = [&] {
+            cpu->kda_mixer(layer.kda, kda.view, batch->view, in, out);
+            cpu->sparse_mixer(layer.sparse, latents.view, batch->view, in, out);
+            cpu->dense_ffn(layer.dense, batch->view, in, out);
+            cpu->moe_ffn(layer.moe, batch->view, in, out);
+            cpu->head(layer.head, batch->view, in, {logits.data(), DType::f32, rows, vocabulary});
+        };
+        // The ranking of pools grows with the longest context so far, once.
+        cpu->sparse_mixer(layer.sparse, latents.view, batch->view, in, out);
+        const std::size_t count = allocations;
+        stages();
+        EXPECT_EQ(allocations - count, 0u) << sequences << " sequences, " << rows << " rows";
     }
 }
 

@@ -14,6 +14,11 @@ class CpuBackend final : public ComposedBackend {
                std::unique_ptr<cpu::CpuPrimitives> primitives)
         : ComposedBackend("cpu", arithmetic, std::move(primitives)), pool_(std::move(pool)) {}
 
+    void mhc_turn(const MhcTurn& turn, const RowBatch& batch) override {
+        if (!static_cast<cpu::CpuPrimitives&>(primitives()).mhc_turn(turn, shape()))
+            ComposedBackend::mhc_turn(turn, batch);
+    }
+
   private:
     std::unique_ptr<ThreadPool> pool_;
 };

@@ -8,7 +8,6 @@ namespace percheron::ops::cpu {
 namespace {
 
 constexpr std::size_t conv_block = 256;  // channels of a task
-constexpr std::size_t slab = 64;         // value columns of a task
 
 // Copies each of a sequence's last rows into the ring, [first, first + count) of its columns.
 void store_history(const ShortConv& op, const SequenceRows& sequence, std::size_t first,
@@ -30,7 +29,7 @@ struct HeadSlab {
     std::size_t head;
     std::size_t column;
     std::size_t columns;
-    float* scratch;  // kda_scratch_floats(dim) + dim * slab floats
+    float* scratch;  // kda_thread_floats(dim) floats
 
     KdaStepHead common(float* state, std::size_t stride) const {
         KdaStepHead step;
@@ -184,17 +183,17 @@ void CpuPrimitives::kda_gates(const KdaGates& op) {
 }
 
 void CpuPrimitives::kda_step(const KdaRecurrence& op) {
-    const std::size_t slabs = (op.dim + slab - 1) / slab;
-    reserve_thread_scratch(kda_scratch_floats(op.dim) + op.dim * slab);
+    const std::size_t slabs = (op.dim + kda_slab - 1) / kda_slab;
+    reserve_thread_scratch(kda_thread_floats(op.dim));
     const std::size_t sequences = op.batch->sequences.size();
     pool_.parallel_for(sequences * op.heads * slabs, [&](std::size_t task, std::size_t thread) {
-        const std::size_t column = task % slabs * slab;
+        const std::size_t column = task % slabs * kda_slab;
         const HeadSlab work{kernels_,
                             op,
                             task / slabs % op.heads,
                             column,
-                            std::min(slab, op.dim - column),
-                            thread_scratch(thread, kda_scratch_floats(op.dim))};
+                            std::min(kda_slab, op.dim - column),
+                            thread_scratch(thread, kda_thread_floats(op.dim))};
         work.run(op.batch->sequences[task / slabs / op.heads]);
     });
 }

@@ -1,6 +1,8 @@
 #include "ops/cpu/cpu_primitives.h"
 
 #include <cassert>
+#include <new>
+#include <string>
 
 namespace percheron::ops::cpu {
 namespace {
@@ -17,11 +19,61 @@ constexpr std::size_t cost_of_exponential = 20;
 CpuPrimitives::CpuPrimitives(const Kernels& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), products_(kernels, pool), ranking_(pool.threads()) {}
 
-Status CpuPrimitives::prepare(const NetworkShape& shape, std::size_t rows, std::size_t) {
-    rows_.reserve(rows * std::max(shape.experts, (2 + shape.streams) * shape.streams));
-    products_.reserve_panels(
-        std::max({shape.hidden * shape.streams, shape.dense_intermediate, shape.expert_intermediate,
-                  shape.kda_heads * shape.kda_dim, shape.attention_heads * shape.value_dim}));
+CpuPrimitives::Sizes CpuPrimitives::sizes(const NetworkShape& shape, std::size_t rows,
+                                          std::size_t logit_rows) {
+    const std::size_t chosen_rows = rows * shape.experts_per_token;
+    const std::size_t kda_width = shape.kda_heads * shape.kda_dim;
+    const std::size_t value_width = shape.attention_heads * shape.value_dim;
+    const auto packed = [](std::size_t count, std::size_t k) { return count * packed_width(k); };
+    Sizes sizes;
+    sizes.rows = rows * std::max(shape.experts, (3 + shape.streams) * shape.streams);
+    // The largest set of inputs that one stage packs at a time; an input read by weights of both
+    // layouts is packed twice.
+    sizes.packed = std::max({
+        packed(chosen_rows, shape.hidden) + 2 * packed(rows, shape.hidden),
+        packed(chosen_rows, shape.expert_intermediate) + packed(rows, shape.shared_intermediate),
+        packed(rows, shape.dense_intermediate),
+        packed(rows, kda_width),
+        4 * packed(rows, shape.kda_dim),
+        packed(rows, value_width),
+        packed(rows * shape.attention_heads, shape.latent),
+        packed(rows * shape.attention_heads, shape.query_key_dim),
+        2 * packed(rows, shape.hidden) + 2 * packed(rows, shape.query_rank),
+        packed(rows, shape.streams * shape.hidden),
+        packed(logit_rows, shape.hidden),
+    });
+    // Every piece starts on a cache line.
+    sizes.packed += 16 * (shape.experts + 8);
+    sizes.thread = std::max(
+        {kda_thread_floats(shape.kda_dim), shape.index_heads * (packed_width(shape.index_dim) + 1),
+         attention_thread_floats(shape.latent, shape.index_topk + shape.index_pool)});
+    sizes.widest_input =
+        std::max({shape.hidden * shape.streams, shape.dense_intermediate, shape.latent,
+                  shape.expert_intermediate, shape.shared_intermediate, kda_width, value_width});
+    return sizes;
+}
+
+Bytes CpuPrimitives::working_bytes(const NetworkShape& shape, std::size_t rows,
+                                   std::size_t logit_rows) const {
+    const Sizes needed = sizes(shape, rows, logit_rows);
+    const std::size_t each_thread = needed.thread + panel_room(needed.widest_input);
+    return sizeof(float) * (needed.rows + needed.packed + pool_.threads() * each_thread);
+}
+
+Status CpuPrimitives::prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) {
+    const Sizes needed = sizes(shape, rows, logit_rows);
+    try {
+        rows_.reserve(needed.rows);
+        products_.reserve(needed.packed, needed.widest_input,
+                          2 * shape.experts + shape.attention_heads + 8);
+        zeros_.resize(3 * shape.kda_heads * shape.kda_dim, 0.0f);
+        reserve_thread_scratch(needed.thread);
+    } catch (const std::bad_alloc&) {
+        return Error(ErrorCode::out_of_memory,
+                     "No memory for the products' working space of " +
+                         std::to_string(working_bytes(shape, rows, logit_rows)) +
+                         " bytes: lower the rows of a step.");
+    }
     return {};
 }
 
@@ -137,6 +189,61 @@ void CpuPrimitives::mhc_collapse(const MhcCollapse& op) {
                   for (std::size_t row = first; row < last; ++row)
                       mhc_collapse_row(op, row);
               });
+}
+
+bool CpuPrimitives::mhc_turn(const MhcTurn& turn, const NetworkShape& shape) {
+    const std::size_t S = shape.streams, D = turn.streams.columns / S;
+    const std::size_t rows = turn.streams.rows, width = (2 + S) * S;
+    assert(S <= most_streams);
+    if (turn.next != nullptr) {
+        const WeightMatrix& fn = turn.next->fn;
+        constexpr std::size_t worth_splitting = 200'000;
+        if (layout_for(fn.format) != PackedLayout::natural || packed_width(fn.k) != fn.k ||
+            (rows < pool_.threads() && fn.n * fn.k > worth_splitting))
+            return false;
+        rows_.reserve(rows * (width + S));
+        products_.reserve_panels(fn.k);
+    }
+    const auto matrix = [rows](const Activations& a) {
+        return Rows<float>(static_cast<float*>(a.data), rows, a.columns);
+    };
+    const Rows<float> state = matrix(turn.streams);
+    // Rows of one product at a time; one row is never worth a second thread here.
+    constexpr std::size_t block = 8;
+    const auto compute = [&](std::size_t first, std::size_t last, std::size_t thread) {
+        const std::size_t count = last - first;
+        for (std::size_t row = first; row < last; ++row) {
+            if (turn.output != nullptr)
+                kernels_.mhc_update(matrix(*turn.output).row(row), matrix(turn.gates.post).row(row),
+                                    matrix(turn.gates.comb).row(row), S, D, state.row(row));
+            if (turn.tap != nullptr)
+                mhc_collapse_row({S, state, {}, nullptr, shape.rms_eps, matrix(*turn.tap)}, row);
+            if (turn.final_norm != nullptr)
+                mhc_collapse_row(
+                    {S, state, {}, turn.final_norm, shape.rms_eps, matrix(turn.normed)}, row);
+        }
+        if (turn.next == nullptr) return;
+        const MhcWeights& next = *turn.next;
+        float* const products = rows_.data() + first * width;
+        kernels_.product(next.fn, 0, width, {state.row(first), state.stride, count}, products,
+                         width, products_.panel(thread));
+        const Rows<float> pre(rows_.data() + rows * width, rows, S);
+        for (std::size_t row = first; row < last; ++row) {
+            kernels_.mhc_gates(
+                {S, shape.sinkhorn_iterations, shape.rms_eps, shape.mhc_eps,
+                 kernels_.sum_of_squares(state.row(row), next.fn.k) / static_cast<float>(next.fn.k),
+                 rows_.data() + row * width, next.base, next.scale, pre.row(row),
+                 matrix(turn.gates.post).row(row), matrix(turn.gates.comb).row(row)});
+            mhc_collapse_row({S, state, pre, next.norm, shape.rms_eps, matrix(turn.normed)}, row);
+        }
+    };
+    // A thread's share of the rows, but no more than a product reads its weights for.
+    const std::size_t share = (rows + pool_.threads() - 1) / pool_.threads();
+    const std::size_t each = std::max<std::size_t>(1, std::min(block, share));
+    pool_.parallel_for((rows + each - 1) / each, [&](std::size_t task, std::size_t thread) {
+        compute(task * each, std::min(rows, (task + 1) * each), thread);
+    });
+    return true;
 }
 
 // ---- experts

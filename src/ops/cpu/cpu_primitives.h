@@ -17,6 +17,8 @@ class CpuPrimitives : public Primitives {
   public:
     CpuPrimitives(const Kernels& kernels, ThreadPool& pool);
 
+    Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
+                        std::size_t logit_rows) const override;
     Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) override;
 
     void rms_norm(const RmsNorm& op) override;
@@ -31,7 +33,7 @@ class CpuPrimitives : public Primitives {
     void kda_gates(const KdaGates& op) override;
     void kda_step(const KdaRecurrence& op) override;
     // The recurrence once more: with the state in the first cache it needs no more operations than
-    // the chunked form (docs/PERFORMANCE.md), and any chunking gives its bits.
+    // the chunked form (docs/PERFORMANCE_CPU.md), and any chunking gives its bits.
     void kda_chunk(const KdaRecurrence& op) override { kda_step(op); }
     void gated_norm(const GatedNorm& op) override;
 
@@ -46,7 +48,20 @@ class CpuPrimitives : public Primitives {
     void swiglu(const Swiglu& op) override;
     void combine_experts(const CombineExperts& op) override;
 
+    // A whole turn of the hyper-connections (MhcTurn), every block of rows by one thread from its
+    // update to its norm: the rows stay in the first cache, and nothing waits in between.  Bits as
+    // by the primitives above.  False, with nothing done, if the turn is better split otherwise:
+    // few rows with a large fn, or an fn that reads its input packed.
+    bool mhc_turn(const MhcTurn& turn, const NetworkShape& shape);
+
   private:
+    // Floats of each piece of scratch.  The ranking of select_tokens comes on top: eight bytes a
+    // pool and thread, as contexts grow beyond what fits the selection.
+    struct Sizes {
+        std::size_t rows = 0, packed = 0, thread = 0, widest_input = 0;
+    };
+    static Sizes sizes(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows);
+
     // body(first, last, thread) over [0, count) in blocks that take a few microseconds, given the
     // vector operations of one item; on this thread alone if all of it is too little.
     template <class Body>

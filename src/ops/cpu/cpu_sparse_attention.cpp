@@ -227,7 +227,7 @@ void CpuPrimitives::latent_attention(const LatentAttention& op) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape.query_key_dim));
     // Pointers to the selected latents lie behind the kernel's own scratch.
     const std::size_t own = attend_scratch_floats(shape.latent);
-    reserve_thread_scratch(own + op.positions.columns * (sizeof(void*) / sizeof(float)));
+    reserve_thread_scratch(attention_thread_floats(shape.latent, op.positions.columns));
     const std::size_t together = rows * shape.heads >= attend_heads_at_once * pool_.threads() * 2
                                      ? attend_heads_at_once
                                  : rows * shape.heads >= 2 * pool_.threads() ? 2

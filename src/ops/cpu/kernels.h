@@ -48,6 +48,12 @@ constexpr std::size_t panel_floats(std::size_t k) {
     return (panel_rows(k) + most_rows_in_registers) * packed_width(k);
 }
 
+// The same for any width up to k: wide inputs have fewer outputs in a panel.
+constexpr std::size_t panel_room(std::size_t k) {
+    const std::size_t narrow = panel_floats(k < 4096 ? k : 4096);
+    return narrow > panel_floats(k) ? narrow : panel_floats(k);
+}
+
 struct KdaStepHead;
 struct AttendHeads;
 struct MhcRow;
@@ -173,6 +179,16 @@ struct AttendHeads {
 inline constexpr std::size_t attend_heads_at_once = 4;
 constexpr std::size_t attend_scratch_floats(std::size_t latent) {
     return attend_heads_at_once * (256 + packed_width(latent));
+}
+
+// What a thread needs beside panels: kda_step's scratch and a copy of a slab of 64 columns; the
+// attention's scratch and a pointer to every selected latent.
+inline constexpr std::size_t kda_slab = 64;
+constexpr std::size_t kda_thread_floats(std::size_t dim) {
+    return kda_scratch_floats(dim) + dim * kda_slab;
+}
+constexpr std::size_t attention_thread_floats(std::size_t latent, std::size_t most_selected) {
+    return attend_scratch_floats(latent) + most_selected * (sizeof(void*) / sizeof(float));
 }
 
 }  // namespace percheron::ops::cpu

@@ -452,6 +452,37 @@ void transposed_walk(std::size_t count, std::size_t columns, const PackedRows& x
     }
 }
 
+// Columns inside one block of 128: the scales go into the inputs, as in product_fp8.
+template <class V>
+void transposed_fp8(const WeightMatrix& weight, std::size_t first_row, std::size_t count,
+                    std::size_t first_column, std::size_t columns, const PackedRows& x, float* out,
+                    std::size_t out_stride, float* scaled) {
+    const std::size_t blocks = (weight.k + group - 1) / group;
+    const auto* const scales = static_cast<const float*>(weight.scales) + first_column / group;
+    const auto* const codes =
+        static_cast<const std::uint8_t*>(weight.data) + first_row * weight.k + first_column;
+    // As many inputs at once as the scratch holds.
+    const std::size_t room = panel_floats(weight.k) / count;
+    const std::size_t at_once = room < 1 ? 1 : room < 64 ? room : 64;
+    for (std::size_t row = 0; row < x.rows; row += at_once) {
+        const std::size_t rows = x.rows - row < at_once ? x.rows - row : at_once;
+        for (std::size_t r = 0; r < rows; ++r) {
+            const float* const from = x.data + (row + r) * x.stride;
+            for (std::size_t i = 0; i < count; ++i)
+                scaled[r * count + i] =
+                    from[i] * (scales[(first_row + i) / group * blocks] * 256.0f);
+        }
+        transposed_walk<V>(count, columns, {scaled, count, rows}, out + row * out_stride,
+                           out_stride, [=](std::size_t i, std::size_t at, std::size_t left) {
+                               const std::uint8_t* from = codes + i * weight.k + at;
+                               if (left == V::lanes) return V::load_e4m3(from);
+                               std::uint8_t padded[16] = {};
+                               std::memcpy(padded, from, left);
+                               return V::load_e4m3(padded);
+                           });
+    }
+}
+
 template <class V>
 void product_transposed(const WeightMatrix& weight, std::size_t first_row, std::size_t count,
                         std::size_t first_column, std::size_t last_column, const PackedRows& x,
@@ -479,26 +510,11 @@ void product_transposed(const WeightMatrix& weight, std::size_t first_row, std::
                                });
             return;
         }
-        case WeightFormat::fp8_block: {
-            const auto* rows = static_cast<const std::uint8_t*>(weight.data);
-            const auto* scales = static_cast<const float*>(weight.scales);
-            const std::size_t blocks = (k + group - 1) / group;
-            // A vector meets one scale only if it starts on a multiple of its own length.
-            if (first_column % V::lanes != 0) break;
-            transposed_walk<V>(count, columns, x, out, out_stride,
-                               [=](std::size_t i, std::size_t at, std::size_t left) {
-                                   const std::size_t row = first_row + i;
-                                   const std::size_t column = first_column + at;
-                                   const auto scale = V::set1(
-                                       scales[row / group * blocks + column / group] * 256.0f);
-                                   const std::uint8_t* from = rows + row * k + column;
-                                   if (left == V::lanes) return V::mul(V::load_e4m3(from), scale);
-                                   std::uint8_t padded[16] = {};
-                                   std::memcpy(padded, from, left);
-                                   return V::mul(V::load_e4m3(padded), scale);
-                               });
-            return;
-        }
+        case WeightFormat::fp8_block:
+            // A column block meets one scale a block of rows only if it lies in one block itself.
+            if (first_column / group != (last_column - 1) / group || count > panel_floats(k)) break;
+            return transposed_fp8<V>(weight, first_row, count, first_column, columns, x, out,
+                                     out_stride, panel);
         default:
             break;
     }

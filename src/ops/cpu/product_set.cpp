@@ -83,9 +83,7 @@ const float* ProductSet::pack_heads(Rows<const float> rows, std::size_t heads, s
 }
 
 void ProductSet::reserve_panels(std::size_t k) {
-    // Not monotonous in k: wide inputs have fewer outputs in a panel.
-    const std::size_t floats =
-        std::max(panel_floats(k), panel_floats(std::min<std::size_t>(k, 4096)));
+    const std::size_t floats = panel_room(k);
     if (floats <= panel_stride_) return;
     panel_stride_ = floats;
     panels_.reserve(pool_.threads() * floats);

@@ -43,6 +43,15 @@ class ProductSet {
     void add(const Product& product) { products_.push_back(product); }
     void run();
 
+    // Room for sets of at most `products`, with packed inputs of `packed_floats` together, the
+    // widest of width k.
+    void reserve(std::size_t packed_floats, std::size_t k, std::size_t products) {
+        packed_.reserve(packed_floats);
+        reserve_panels(k);
+        products_.reserve(products);
+        packings_.reserve(products);
+        pieces_.reserve(8 * products + 1024);
+    }
     // Panel scratch of a thread, for inputs of width k.
     void reserve_panels(std::size_t k);
     float* panel(std::size_t thread) { return panels_.data() + thread * panel_stride_; }
