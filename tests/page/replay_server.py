@@ -1,4 +1,4 @@
-"""build/percheron serve --replay, started on a free port with replies that the test writes."""
+"""build/percheron serve on a free port, over replies that the test writes or with the model itself."""
 
 import json
 import os
@@ -13,14 +13,19 @@ HANG_GUARD_S = 60
 
 class ReplayServer:
     def __init__(self, replies, *, key=None):
+        """`replies` None: the embedded model answers."""
         self._key = None
         self._process = None
         self._folder = tempfile.TemporaryDirectory(prefix="percheron-replay-")
-        replay = os.path.join(self._folder.name, "replies.jsonl")
-        with open(replay, "w", encoding="utf-8") as file:
-            for reply in replies:
-                file.write(json.dumps(reply) + "\n")
-        command = [os.environ["PERCHERON_BINARY"], "serve", "--port", "0", "--replay", replay]
+        command = [os.environ["PERCHERON_BINARY"], "serve", "--port", "0"]
+        if replies is not None:
+            replay = os.path.join(self._folder.name, "replies.jsonl")
+            with open(replay, "w", encoding="utf-8") as file:
+                for reply in replies:
+                    file.write(json.dumps(reply) + "\n")
+            command += ["--replay", replay]
+        else:
+            command += ["--kv-memory", "64MiB"]
         self._keys = os.path.join(self._folder.name, "keys")
         if key:
             self.change_key(key)
