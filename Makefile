@@ -21,6 +21,10 @@ test:
 	@cmake --build --preset release -j $(JOBS)
 	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
 
+# Sanitizers, fuzzing, speed, whole task accuracy, a bare Debian root: see the head of the script.
+test-slow: setup
+	@scripts/test-slow
+
 # What a GPU machine with nothing installed needs to check and time the kernels: build/gpu-kit.
 gpu-kit:
 	@cmake --preset kernels >/dev/null
