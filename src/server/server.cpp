@@ -135,6 +135,7 @@ void Server::serve(std::unique_ptr<Engine> engine, ServedModel model) {
 }
 
 void Server::shut_down() {
+    log_info("shutting down: running replies may end, new requests are refused");
     state_->begin_draining(state_->shared.options.grace);
 }
 
