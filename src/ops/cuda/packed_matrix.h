@@ -18,7 +18,8 @@
 //                               scales [g 8][row g, row g + 8] bf16
 //   nvfp4       1024 + 128      the same; scales [q / 2][g 8][step 4][row g, row g + 8] e4m3
 //
-// NaN codes of e4m3 are not representable here: place() refuses them.
+// NaN codes of e4m3 are not representable here (they would read as 480): whoever loads a matrix
+// refuses them before packing.
 #pragma once
 
 #include <cstddef>
