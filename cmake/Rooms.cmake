@@ -56,5 +56,5 @@ function(percheron_tests name)
     target_compile_definitions(${name}_test PRIVATE
         PERCHERON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
         PERCHERON_BINARY="$<TARGET_FILE:percheron>")
-    gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 60)
+    gtest_discover_tests(${name}_test TEST_PREFIX ${name}. NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60)
 endfunction()

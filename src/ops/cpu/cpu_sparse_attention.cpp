@@ -157,6 +157,16 @@ void CpuPrimitives::select_tokens(const SelectTokens& op) {
     const std::size_t rows = op.query.rows;
     const std::size_t width = packed_width(op.dim);
     reserve_thread_scratch(op.heads * (width + 1));
+    // Every thread's, for any of them may get the longest row.
+    std::size_t longest = 0;
+    for (const SequenceRows& sequence : op.batch->sequences) {
+        const std::size_t visible = sequence.first_position + sequence.row_count;
+        longest = std::max(longest, visible / op.pool);
+    }
+    for (auto& ranking : ranking_) {
+        if (ranking.capacity() < longest)
+            ranking.reserve(std::max(longest, 2 * ranking.capacity()));
+    }
     const auto select = [&](std::size_t row, bool split, std::size_t thread) {
         const SequenceRows& sequence = sequence_of_row(*op.batch, row);
         float* const query = thread_scratch(thread, op.heads * (width + 1));
