@@ -1,6 +1,7 @@
 #include "sampling/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -22,13 +23,15 @@ bool before(const Candidate& a, const Candidate& b) {
 
 // A broken network must end the request by name, never hand out a token.
 Status check_row(std::span<const float> logits, Position position) {
-    float smallest = std::numeric_limits<float>::infinity();
-    float largest = -smallest;
-    bool finite = true;
+    // Written as sums over bits, which compilers turn into vectors; exponents of all ones are
+    // infinities and NaN.
+    const float first = logits.front();
+    std::uint32_t not_finite = 0;
+    std::uint32_t different = 0;
     for (const float logit : logits) {
-        finite = finite && std::isfinite(logit);
-        smallest = std::min(smallest, logit);
-        largest = std::max(largest, logit);
+        const auto exponent = std::bit_cast<std::uint32_t>(logit) & 0x7f800000u;
+        not_finite |= exponent == 0x7f800000u ? 1u : 0u;
+        different |= logit != first ? 1u : 0u;
     }
     const auto fault = [position](const char* what) {
         return Error(ErrorCode::internal,
@@ -36,13 +39,20 @@ Status check_row(std::span<const float> logits, Position position) {
                          "; the weights or the state of this request are broken",
                      reasons::numerical_fault);
     };
-    if (!finite) {
+    if (not_finite != 0) {
         return fault(" are not all finite");
     }
-    if (smallest == largest && logits.size() > 1) {
+    if (different == 0 && logits.size() > 1) {
         return fault(" are all equal");
     }
     return {};
+}
+
+Error no_token_left(Position position) {
+    return Error(ErrorCode::internal,
+                 "no token is allowed at position " + std::to_string(position) +
+                     ": grammar and masks together exclude the whole vocabulary",
+                 reasons::no_token_left);
 }
 
 }  // namespace
@@ -79,31 +89,19 @@ Result<std::span<const Candidate>> Sampler::candidates(const SamplingRow& row) {
     std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
     penalise(row);
 
-    for (const std::span<const TokenId> list : {row.banned, row.masked}) {
-        for (const TokenId token : list) {
-            excluded_[index(token)] = 1;
-        }
-    }
+    exclude(row, 1);
     const SamplingParameters& parameters = *row.parameters;
     const bool greedy = parameters.temperature == 0.0f;
     const double temperature = greedy ? 1.0 : parameters.temperature;
     candidates_.clear();
     for (std::size_t v = 0; v < logits_.size(); ++v) {
-        const bool allowed = row.allowed.empty() || (row.allowed[v / 32] >> (v % 32) & 1u) != 0;
-        if (allowed && excluded_[v] == 0) {
+        if (is_allowed(row, v)) {
             candidates_.push_back({logits_[v] / temperature, TokenId(static_cast<int>(v))});
         }
     }
-    for (const std::span<const TokenId> list : {row.banned, row.masked}) {
-        for (const TokenId token : list) {
-            excluded_[index(token)] = 0;
-        }
-    }
+    exclude(row, 0);
     if (candidates_.empty()) {
-        return Error(ErrorCode::internal,
-                     "no token is allowed at position " + std::to_string(row.position) +
-                         ": grammar and masks together exclude the whole vocabulary",
-                     reasons::no_token_left);
+        return no_token_left(row.position);
     }
     if (!greedy) {
         if (parameters.top_k > 0) {
@@ -171,11 +169,45 @@ void Sampler::keep_min_p(double share) {
 }
 
 Result<TokenId> Sampler::choose(const SamplingRow& row) {
-    PERCHERON_ASSIGN(const std::span<const Candidate> candidates, this->candidates(row));
     if (row.parameters->temperature == 0.0f) {
-        return std::min_element(candidates.begin(), candidates.end(), before)->id;
+        return choose_greedily(row);
     }
+    PERCHERON_ASSIGN(const std::span<const Candidate> candidates, this->candidates(row));
     return coupled_argmax(candidates, row.noise, row.position);
+}
+
+// The argmax without a list of candidates.
+Result<TokenId> Sampler::choose_greedily(const SamplingRow& row) {
+    PERCHERON_TRY(check_row(row.logits, row.position));
+    std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
+    penalise(row);
+    exclude(row, 1);
+    double largest = -std::numeric_limits<double>::infinity();
+    std::size_t best = logits_.size();
+    for (std::size_t v = 0; v < logits_.size(); ++v) {
+        if (logits_[v] > largest && is_allowed(row, v)) {
+            largest = logits_[v];
+            best = v;
+        }
+    }
+    exclude(row, 0);
+    if (best == logits_.size()) {
+        return no_token_left(row.position);
+    }
+    return TokenId(static_cast<int>(best));
+}
+
+void Sampler::exclude(const SamplingRow& row, std::uint8_t mark) {
+    for (const std::span<const TokenId> list : {row.banned, row.masked}) {
+        for (const TokenId token : list) {
+            excluded_[index(token)] = mark;
+        }
+    }
+}
+
+bool Sampler::is_allowed(const SamplingRow& row, std::size_t v) const {
+    const bool by_grammar = row.allowed.empty() || (row.allowed[v / 32] >> (v % 32) & 1u) != 0;
+    return by_grammar && excluded_[v] == 0;
 }
 
 TokenId coupled_argmax(std::span<const Candidate> candidates, NoiseStream noise,

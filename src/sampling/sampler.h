@@ -68,7 +68,10 @@ class Sampler {
                            std::span<const TokenId> banned, EngineEvents::Logprobs& out);
 
   private:
+    Result<TokenId> choose_greedily(const SamplingRow& row);
     void penalise(const SamplingRow& row);
+    void exclude(const SamplingRow& row, std::uint8_t mark);  // banned and masked ids
+    bool is_allowed(const SamplingRow& row, std::size_t v) const;
     void keep_top_k(std::size_t count);
     void keep_top_p(double share);
     void keep_min_p(double share);
