@@ -48,7 +48,8 @@ function errorFrom(error, status, retryAfter) {
 }
 
 function asSentence(text) {
-    const sentence = text[0].toUpperCase() + text.slice(1);
+    const word = /^[a-z]+[ ,']/.test(text);  // the name of a field is left as it is
+    const sentence = word ? text[0].toUpperCase() + text.slice(1) : text;
     return /[.!?]$/.test(sentence) ? sentence : `${sentence}.`;
 }
 
