@@ -183,12 +183,13 @@ void LocalEngine::cancel(RequestId request, std::uint32_t choice) {
 }
 
 std::uint64_t LocalEngine::new_seed() {
+    constexpr int unused_bits = 11;  // below 2^53 every JSON reader gives a seed back whole
     if (options_.seed) {
         const std::lock_guard lock(mutex_);
-        return seeds_();
+        return seeds_() >> unused_bits;
     }
     std::random_device system;
-    return std::uint64_t{system()} << 32 | system();
+    return (std::uint64_t{system()} << 32 | system()) >> unused_bits;
 }
 
 std::unique_ptr<Sequence> LocalEngine::make_sequence(const GenerationRequest& request,

@@ -169,6 +169,8 @@ TEST(Life, SeedsAreGivenReportedAndRepeatable) {
     const CollectedReply reply = collector.reply(first, 0);
     EXPECT_EQ(*reply.seed, *collector.reply(first, 1).seed);
     EXPECT_NE(*reply.seed, *collector.reply(second, 0).seed);
+    EXPECT_LT(*reply.seed, std::uint64_t{1} << 53);
+    EXPECT_LT(*collector.reply(second, 0).seed, std::uint64_t{1} << 53);
     EXPECT_NE(reply.tokens, collector.reply(first, 1).tokens);
     EXPECT_NE(reply.tokens, collector.reply(second, 0).tokens);
     request.sampling.seed = reply.seed;
