@@ -263,26 +263,23 @@ TEST(Equality, PreemptedRequestsGiveTheirUnpreemptedIds) {
         options.scheduler.refeed_rows = refeed_rows;
         const std::unique_ptr<Engine> engine = make_fake_engine(options);
         ReplyCollector collector;
-        std::vector<GenerationRequest> requests;
-        std::vector<RequestId> ids;
         Random random(5 + refeed_rows);
-        for (int i = 0; i < 2; ++i) {
-            GenerationRequest request;
-            for (int token = 0; token < 150; ++token) {
-                request.prompt.push_back(TokenId(static_cast<int>(random.below(40))));
-            }
-            request.sampling.seed = 90 + static_cast<unsigned>(i);
-            request.ignore_eos = true;
-            request.max_tokens = 330;
-            requests.push_back(request);
-            ids.push_back(engine->submit(request, collector).value());
+        // Two choices of one request start together, however the machine schedules this thread.
+        GenerationRequest request;
+        for (int token = 0; token < 150; ++token) {
+            request.prompt.push_back(TokenId(static_cast<int>(random.below(40))));
         }
+        request.choices = 2;
+        request.sampling.seed = 90 + refeed_rows;
+        request.ignore_eos = true;
+        request.max_tokens = 330;
+        const RequestId id = engine->submit(request, collector).value();
         collector.wait_for(2);
         EXPECT_GT(engine->status().preemptions, 0u);
-        for (std::size_t i = 0; i < 2; ++i) {
-            const CollectedReply reply = collector.reply(ids[i]);
+        for (std::uint32_t choice = 0; choice < 2; ++choice) {
+            const CollectedReply reply = collector.reply(id, choice);
             EXPECT_EQ(reply.tokens,
-                      expected_reply(requests[i], *reply.seed, 0, options.context_tokens).tokens);
+                      expected_reply(request, *reply.seed, choice, options.context_tokens).tokens);
         }
     }
 }
