@@ -257,7 +257,8 @@ Result<Value> value_of_json(const Json& json, TextOrigin origin) {
 
 Result<Value> value_of_json_text(std::string_view json, TextOrigin origin) {
     ValueBuilder builder(origin);
-    if (!Json::sax_parse(json, &builder)) {
+    // To the parser a zero byte is the end, whatever follows it.
+    if (json.find('\0') != std::string_view::npos || !Json::sax_parse(json, &builder)) {
         return Error(ErrorCode::invalid_argument, "this is not JSON, or nested too deeply");
     }
     return builder.take();

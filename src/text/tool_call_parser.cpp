@@ -10,7 +10,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 bool is_json_object(std::string_view text) {
-    return text.starts_with('{') && Json::accept(text);
+    return text.starts_with('{') && is_json(text);
 }
 
 // A value that is a string or null is held while it may still turn out to be null.

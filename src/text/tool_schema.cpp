@@ -193,10 +193,15 @@ std::uint8_t bit_of_json(std::string_view json) {
 
 }  // namespace
 
+bool is_json(std::string_view text) {
+    // To the parser a zero byte is the end, whatever follows it.
+    return text.find('\0') == std::string_view::npos && Json::accept(text);
+}
+
 std::string json_of_value(std::string_view raw, JsonTypes types) {
     if (types.only(JsonTypes::string)) return json_string(raw);
     const std::string_view text = without_blanks_around(raw);
-    if (!text.empty() && Json::accept(text)) {
+    if (is_json(text)) {
         const std::uint8_t bit = bit_of_json(text);
         const bool number = bit == JsonTypes::integer || bit == JsonTypes::number;
         const bool allowed =

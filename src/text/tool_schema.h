@@ -55,6 +55,9 @@ class ToolSchemas {
     std::map<std::string, Tool, std::less<>> tools_;
 };
 
+// Whether all of `text` is JSON.
+bool is_json(std::string_view text);
+
 // The JSON for the raw text of a value.  A string type keeps the text verbatim; otherwise JSON of
 // an allowed type is kept as written; `True`, `False` and `None` are understood where a boolean or
 // null is allowed; what fits nothing becomes a string.  Unknown types: JSON if it is JSON, else a

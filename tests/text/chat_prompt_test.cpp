@@ -309,6 +309,12 @@ TEST(ChatPrompt, RefusesWhatIsNoChatAndNamesThePlace) {
     EXPECT_THAT(message_of(Json::array({user}), Json::array({{{"type", "function"}}})),
                 HasSubstr("tools[0]"));
     EXPECT_THAT(message_of(Json::array({user}), "x"), HasSubstr("tools must be"));
+    EXPECT_THAT(
+        message_of(Json::array(
+            {{{"role", "assistant"},
+              {"tool_calls",
+               {{{"function", {{"name", "f"}, {"arguments", std::string("{}\0{", 4)}}}}}}}})),
+        HasSubstr("arguments"));
     std::string deep = "1";
     for (int i = 0; i < 5000; ++i)
         deep = "[" + deep + "]";

@@ -299,6 +299,8 @@ TEST(ReplyStream, TheSchemaDecidesTypes) {
         {"free", "1", "1"},
         {"free", "\"s\"", "\"s\""},
         {"free", "s t", "\"s t\""},
+        {"free", std::string("3\0x", 3), "\"3\\u0000x\""},
+        {"count", std::string("3\0", 2), "\"3\\u0000\""},
         {"unknown", "[1]", "[1]"},
         {"unknown", "plain", "\"plain\""},
         {"ratio", "3", "3"},
