@@ -10,9 +10,11 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
     command.add_option("--device", load.device, "auto or cpu")->capture_default_str();
     command.add_option("--threads", load.threads, "Threads that compute, 0 for all processors")
         ->capture_default_str();
-    command.add_option("--context", load.context,
-                       "Tokens of one request, prompt and reply (default: the smaller of the "
-                       "model's limit and what fits)");
+    command
+        .add_option("--context", load.context,
+                    "Tokens of one request, prompt and reply (default: the smaller of the "
+                    "model's limit and what fits)")
+        ->check(CLI::PositiveNumber);
     command
         .add_option("--kv-memory", load.kv_memory,
                     "Memory for pages and request slots, e.g. 8GiB (default: planned)")

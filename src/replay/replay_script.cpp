@@ -1,6 +1,7 @@
 #include "replay/replay_script.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -205,7 +206,9 @@ ReplayScript::~ReplayScript() = default;
 Result<ReplayScript> ReplayScript::load(const std::filesystem::path& file,
                                         const Tokenizer& tokenizer, std::uint32_t vocabulary) {
     std::ifstream stream(file, std::ios::binary);
-    if (!stream) return Error(ErrorCode::io, "cannot read the replay file " + file.string());
+    if (!stream || std::filesystem::is_directory(file)) {
+        return Error(ErrorCode::io, "cannot read the replay file " + file.string());
+    }
     std::stringstream text;
     text << stream.rdbuf();
     auto script = parse(text.view(), tokenizer, vocabulary);

@@ -60,13 +60,11 @@ void Connection::read_available() {
         close();
         return;
     }
-    // Whoever is reading a request takes the bytes and arms the next read; while one is being
-    // worked on the read stays armed until enough has come early.
-    if (phase_ == Phase::working && inbox_.size() >= limits_.early_input) {
-        reads_paused_ = true;
-    } else {
-        arm_read();
+    if (phase_ == Phase::working && inbox_.size() > limits_.early_input()) {
+        close();
+        return;
     }
+    arm_read();
     input_changed();
 }
 
@@ -296,7 +294,6 @@ asio::awaitable<void> Connection::linger() {
     boost::system::error_code ignored;
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
     inbox_.clear();
-    reads_paused_ = false;
     while (open_ && !input_ended_)
         co_await more_input();
 }
@@ -310,10 +307,6 @@ asio::awaitable<void> Connection::run() {
         enter(first ? Phase::first_byte : Phase::idle);
         first = false;
         if (inbox_.empty() && inbox_.capacity() > 64 * 1024) inbox_.shrink_to_fit();
-        if (reads_paused_) {
-            reads_paused_ = false;
-            arm_read();
-        }
         HttpParser parser(limits_.http);
         go_on = co_await read_header(parser);
         if (!go_on) break;

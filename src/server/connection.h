@@ -32,7 +32,10 @@ struct ConnectionLimits {
     std::chrono::seconds body{600};
     std::chrono::seconds write_silence{60};  // the client takes nothing of what waits for it
     std::size_t pending_output = 16 * 1024 * 1024;
-    std::size_t early_input = 256 * 1024;  // bytes taken beyond the request being worked on
+
+    // Bytes taken beyond the request being worked on: one more request.  A client that sends more
+    // is dropped; reading no further would hide its going away.
+    std::size_t early_input() const { return http.header_bytes + http.body_bytes; }
 };
 
 class HttpExchange;
@@ -105,7 +108,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool input_ended_ = false;
     bool read_armed_ = false;
     bool write_armed_ = false;
-    bool reads_paused_ = false;
 
     Phase phase_ = Phase::first_byte;
     Clock::time_point phase_began_;

@@ -96,7 +96,7 @@ void HttpParser::take_header() {
     state_ = State::header_complete;
     const std::string_view encoding = request_.header("Transfer-Encoding");
     const std::string_view compressed = request_.header("Content-Encoding");
-    if (!encoding.empty() && !implementation_->parser.chunked()) {
+    if (!encoding.empty() && !equal_without_case(encoding, "chunked")) {
         fail(400, "invalid_http",
              "this Transfer-Encoding is not understood; send chunked or a "
              "Content-Length");

@@ -227,6 +227,29 @@ TEST(DisconnectTest, EndsTheWorkInEveryPhase) {
     EXPECT_EQ(server.metric("percheron:disconnects_total"), 40);
 }
 
+TEST(DisconnectTest, WhatWasSentEarlyHidesNoOneGoingAway) {
+    ReplayServerOptions options;
+    options.server.max_body = 1024 * 1024;
+    const ReplayServer server(Lines{hang, quick}, options);
+    for (const std::size_t early : {1ul, 65'536ul, 300'000ul, 1'000'000ul, 2'000'000ul}) {
+        HttpClient client = server.connect();
+        client.send(chat_text("hang"));
+        while (server.get("/status").json()["running"] != 1) {
+        }
+        client.send(std::string(early, 'x'));
+        client.close();
+        EXPECT_TRUE(server.settles()) << early;
+    }
+    // A whole large request may come early, and is answered.
+    HttpClient client = server.connect();
+    const std::string large =
+        Json{{"messages", user_message("quick")}, {"user", std::string(900'000, 'x')}}.dump();
+    client.send(chat_text("quick") +
+                HttpClient::request_text("POST", "/v1/chat/completions", large));
+    EXPECT_EQ(client.read_reply().status, 200);
+    EXPECT_EQ(client.read_reply().status, 200);
+}
+
 TEST(DisconnectTest, AThousandAtRandomPointsLeaveNothing) {
     Json talk{{"match", "talk"}, {"steps", Json::array()}, {"delay_ms", 1}, {"prefill_ms", 3}};
     for (int i = 0; i < 40; ++i)

@@ -98,6 +98,8 @@ TEST(HttpParserTest, RefusesWhatCouldBeReadInTwoWays) {
           post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
           post + "Content-Length: -5\r\n\r\n", post + "Content-Length: 5x\r\n\r\nhello",
           post + "Transfer-Encoding: gzip\r\n\r\n", post + "Host: b\r\n\r\n",
+          post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+          post + "Transfer-Encoding: identity,chunked\r\n\r\n0\r\n\r\n",
           post + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
           std::string("GET / HTTP/1.1\r\n\r\n"), std::string("GET / HTTP/3.0\r\nHost: a\r\n\r\n"),
           std::string("GET  / HTTP/1.1\r\nHost: a\r\n\r\n"),
