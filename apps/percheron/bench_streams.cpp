@@ -14,6 +14,7 @@
 #include "text/tokenizer.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -80,7 +81,8 @@ void print(const Arguments& arguments, const std::string& model,
 Status measure(Arguments& arguments) {
     PERCHERON_ASSIGN(const std::filesystem::path folder,
                      tools::resolve_model(arguments.flags.model));
-    PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(folder / "tokenizer.json"));
+    PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(folder));
+    PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(text / "tokenizer.json"));
     arguments.flags.load.folder = folder;
     PERCHERON_ASSIGN(const auto engine, tools::load_engine(arguments.flags.load, tokenizer));
     // Interleaved, so that a slow minute of the machine hits every row alike.

@@ -17,13 +17,13 @@
 
 #include "percheron/engine.h"
 
-#include "checkpoint/config.h"
 #include "commands.h"
 #include "load_flags.h"
 #include "text/chat_prompt.h"
 #include "text/reply_stream.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -271,8 +271,9 @@ class Conversation {
 Status talk(const Arguments& arguments) {
     PERCHERON_ASSIGN(const std::filesystem::path folder,
                      tools::resolve_model(arguments.flags.model));
-    PERCHERON_ASSIGN(const model::ModelConfig config, checkpoint::read_config(folder));
-    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(folder));
+    PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(folder));
+    PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(folder));
+    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(text));
     tools::LoadOptions options = arguments.flags.load;
     options.folder = folder;
     options.max_running = 1;  // one conversation, one reply at a time

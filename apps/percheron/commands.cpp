@@ -3,8 +3,8 @@
 namespace percheron::apps {
 
 std::vector<AddCommand> all_commands() {
-    return {add_serve, add_chat,    add_bench,    add_bench_streams,
-            add_eval,  add_inspect, add_quantize, add_score};
+    return {add_serve,   add_chat,     add_bench, add_bench_streams, add_eval,
+            add_inspect, add_quantize, add_score, add_synth};
 }
 
 }  // namespace percheron::apps

@@ -11,6 +11,7 @@
 #include "tools/eval_tasks.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -59,7 +60,8 @@ Result<std::vector<bool>> ask_model(const EvalArguments& arguments, const std::s
                                     std::span<const tools::TaskItem> items) {
     tools::LoadOptions load = arguments.load;
     PERCHERON_ASSIGN(load.folder, tools::resolve_model(model));
-    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(load.folder));
+    PERCHERON_ASSIGN(const auto text, tools::text_folder(load.folder));
+    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(text));
     load.max_running = arguments.run.streams;
     PERCHERON_ASSIGN(const std::unique_ptr<Engine> engine,
                      tools::load_engine(load, format.tokenizer()));

@@ -5,9 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/inventory.h"
 #include "commands.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -88,7 +89,12 @@ int run(const Arguments& arguments) {
         std::fprintf(stderr, "percheron inspect: %s\n", folder.error().message().c_str());
         return 1;
     }
-    const Inventory inventory = checkpoint::Checkpoint::inspect(*folder);
+    const auto account = tools::inspect_model(*folder);
+    if (!account.ok()) {
+        std::fprintf(stderr, "percheron inspect: %s\n", account.error().message().c_str());
+        return 1;
+    }
+    const Inventory& inventory = *account;
     if (arguments.json) {
         print_json(inventory);
     } else {

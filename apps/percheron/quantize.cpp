@@ -1,13 +1,12 @@
 // percheron quantize: a checkpoint in smaller weight formats.
 #include "tools/quantize.h"
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
 
 #include <CLI/CLI.hpp>
-#include <unistd.h>
 
+#include "byte_progress.h"
 #include "commands.h"
 #include "tools/model_path.h"
 
@@ -25,27 +24,6 @@ struct Arguments {
 };
 
 constexpr double mebibyte = 1024.0 * 1024.0;
-
-// Rate and time left: one line that rewrites itself on a terminal, a line every tenth elsewhere.
-class Progress {
-  public:
-    void operator()(Bytes done, Bytes total) {
-        const auto now = std::chrono::steady_clock::now();
-        const auto percent = static_cast<int>(100 * done / std::max<Bytes>(total, 1));
-        const bool terminal = ::isatty(STDERR_FILENO) != 0;
-        if (percent < shown_ + (terminal ? 1 : 10) && done < total) return;
-        shown_ = percent;
-        const double seconds = std::chrono::duration<double>(now - start_).count();
-        const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-        const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-        std::fprintf(stderr, "%squantize: %3d %%, %.1f MiB/s, %.0f s left%s", terminal ? "\r" : "",
-                     percent, rate / mebibyte, left, terminal && done < total ? "   " : "   \n");
-    }
-
-  private:
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-    int shown_ = 0;
-};
 
 int fail(int code, const std::string& message) {
     std::fprintf(stderr, "percheron quantize: %s\n", message.c_str());
@@ -78,7 +56,7 @@ int run(const Arguments& arguments) {
     if (!options.ok()) return fail(2, options.error().message());
     const auto model = tools::resolve_model(arguments.model);
     if (!model.ok()) return fail(1, model.error().message());
-    options->progress = Progress();
+    options->progress = ByteProgress("quantize");
     const auto report = tools::quantize(*model, arguments.out, *options);
     if (!report.ok()) return fail(1, report.error().message());
     std::printf("%-10s %8s %12s  %s\n", "format", "tensors", "MiB", "relative error");

@@ -17,6 +17,7 @@
 #include "server/server.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -143,7 +144,9 @@ Status serve(ServeOptions options) {
     PERCHERON_ASSIGN(const std::unique_ptr<Server> server, Server::listen(options.server));
     signals.begin(*server);
     PERCHERON_ASSIGN(options.flags.load.folder, tools::resolve_model(options.flags.model));
-    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(options.flags.load.folder));
+    PERCHERON_ASSIGN(const auto text, tools::text_folder(options.flags.load.folder));
+    PERCHERON_ASSIGN(ServedModel model, ServedModel::load(text));
+    if (text != options.flags.load.folder) model.name = options.flags.model;
     if (!options.flags.load.model_name.empty()) model.name = options.flags.load.model_name;
     options.flags.load.model_name = model.name;
     // The server refuses what is too much for the queue before the engine sees it.

@@ -19,13 +19,17 @@ constexpr Bytes largest_config = 64u << 20;
 constexpr std::size_t most_layers = 1024;
 constexpr std::size_t most_vocabulary = 1u << 26;
 
-Result<Json> read_json(const fs::path& path) {
-    PERCHERON_ASSIGN(const std::string text, read_text_file(path, largest_config));
+Result<Json> parse_json(const std::string& text, const std::string& file) {
     Json json = Json::parse(text, nullptr, false);
     if (json.is_discarded() || !json.is_object()) {
-        return Error(ErrorCode::corrupt, path.string() + ": is not a JSON object");
+        return Error(ErrorCode::corrupt, file + ": is not a JSON object");
     }
     return json;
+}
+
+Result<Json> read_json(const fs::path& path) {
+    PERCHERON_ASSIGN(const std::string text, read_text_file(path, largest_config));
+    return parse_json(text, path.string());
 }
 
 void add_stop_tokens(ModelConfig& config, const std::vector<std::int32_t>& ids) {
@@ -241,12 +245,9 @@ Status read_generation(const fs::path& path, ModelConfig& config) {
     return fields.status();
 }
 
-}  // namespace
-
-Result<ModelConfig> read_config(const fs::path& folder) {
-    const fs::path path = folder / "config.json";
-    const std::string file = path.string();
-    PERCHERON_ASSIGN(const Json json, read_json(path));
+// `generation` need not exist.
+Result<ModelConfig> config_of(const Json& json, const std::string& file,
+                              const fs::path& generation) {
     FieldReader top(file, "", json);
     const bool nested = top.has("text_config");
     if (nested) {
@@ -282,7 +283,7 @@ Result<ModelConfig> read_config(const fs::path& folder) {
     if (config.has_vision && config.image_token == TokenId{-1}) {
         top.fail("image_token_id", "is missing", ErrorCode::not_found);
     }
-    PERCHERON_TRY(read_generation(folder / "generation_config.json", config));
+    PERCHERON_TRY(read_generation(generation, config));
     if (config.stop_tokens.empty()) {
         top.fail("eos_token_id", "is missing here, in text_config and in generation_config.json",
                  ErrorCode::not_found);
@@ -290,6 +291,19 @@ Result<ModelConfig> read_config(const fs::path& folder) {
     PERCHERON_TRY(top.status());
     if (config.pad_token == TokenId{-1}) config.pad_token = config.stop_tokens.front();
     return config;
+}
+
+}  // namespace
+
+Result<ModelConfig> read_config(const fs::path& folder) {
+    const fs::path path = folder / "config.json";
+    PERCHERON_ASSIGN(const Json json, read_json(path));
+    return config_of(json, path.string(), folder / "generation_config.json");
+}
+
+Result<ModelConfig> parse_config(const std::string& text, const std::string& name) {
+    PERCHERON_ASSIGN(const Json json, parse_json(text, name));
+    return config_of(json, name, {});
 }
 
 }  // namespace percheron::checkpoint

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "core/status.h"
 #include "model/config.h"
@@ -19,5 +20,9 @@ namespace percheron::checkpoint {
 // really on disk is found by Checkpoint.
 // Errors: not_found, io, corrupt, unsupported.
 Result<model::ModelConfig> read_config(const std::filesystem::path& folder);
+
+// The same of a config.json that is no file, without a generation_config.json.  Messages call it
+// `name`.
+Result<model::ModelConfig> parse_config(const std::string& text, const std::string& name);
 
 }  // namespace percheron::checkpoint

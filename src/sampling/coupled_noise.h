@@ -19,7 +19,7 @@
 
 #include "percheron/types.h"
 
-#include "sampling/philox.h"
+#include "core/philox.h"
 
 namespace percheron::sampling {
 

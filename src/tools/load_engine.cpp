@@ -5,12 +5,13 @@
 #include <utility>
 
 #include "cache/cache_shape.h"
-#include "checkpoint/checkpoint.h"
 #include "core/logging.h"
 #include "core/machine_memory.h"
 #include "engine/memory_plan.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::tools {
 
@@ -55,6 +56,7 @@ std::optional<engine::ThinkTags> think_tags(const Tokenizer& tokenizer) {
 
 // A folder named "nano/" or "." has a last name all the same.
 std::string last_name(const std::filesystem::path& folder) {
+    if (is_synthetic(folder.string())) return folder.string();
     std::error_code ignored;
     const std::filesystem::path whole = std::filesystem::weakly_canonical(folder, ignored);
     return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
@@ -76,11 +78,10 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(const DType kv_dtype,
                      cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
     StageLog stages;
-    PERCHERON_ASSIGN(std::shared_ptr<checkpoint::Checkpoint> checkpoint,
-                     checkpoint::Checkpoint::open(options.folder));
-    const model::ModelConfig& config = checkpoint->config();
-    stages.done("checkpoint: " + checkpoint::summary(checkpoint->inventory()));
-    for (const std::string& warning : checkpoint->inventory().warnings) {
+    PERCHERON_ASSIGN(const ModelSource source, open_model(options.folder, options.threads));
+    const model::ModelConfig& config = source.config;
+    stages.done("checkpoint: " + checkpoint::summary(source.inventory));
+    for (const std::string& warning : source.inventory.warnings) {
         log_warning(warning);
     }
 
@@ -88,7 +89,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     backend_options.threads = options.threads;
     backend_options.arithmetic = options.arithmetic;
     engine::NetworkParts parts;
-    parts.weights = checkpoint;
+    parts.weights = source.weights;
     PERCHERON_ASSIGN(parts.backend, ops::make_cpu_backend(backend_options));
 
     model::NetworkOptions network_options;
@@ -98,7 +99,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
 
     engine::MemoryNeeds needs;
-    needs.weights = checkpoint->mapped_bytes();
+    needs.weights = source.weight_bytes;
     PERCHERON_ASSIGN(needs.program, anonymous_memory());
     needs.network = model::Network::memory(config, *parts.backend, network_options);
     needs.vocabulary = config.vocabulary;
@@ -116,8 +117,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         options.on_plan(plan);
     }
 
-    PERCHERON_ASSIGN(parts.network,
-                     model::Network::load(config, *checkpoint, *parts.backend, network_options));
+    PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
+                                                         network_options));
     stages.done("network: " + std::to_string(config.layers()) + " layers on " +
                 std::string(parts.backend->name()));
 

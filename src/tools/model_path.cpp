@@ -10,6 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* embedded_model = "nano";
+constexpr std::string_view synthetic_prefix = "synth:";
 
 bool is_model_folder(const fs::path& folder) {
     std::error_code error;
@@ -37,7 +38,22 @@ std::vector<fs::path> model_homes() {
 
 }  // namespace
 
+bool is_synthetic(std::string_view model) {
+    return model.starts_with(synthetic_prefix);
+}
+
+Result<checkpoint::SyntheticSpec> synthetic_spec(std::string_view model) {
+    auto spec = checkpoint::parse_spec(model.substr(synthetic_prefix.size()));
+    if (!spec.ok()) return spec.error().in(std::string(model));
+    return spec;
+}
+
 Result<fs::path> resolve_model(const std::string& model) {
+    if (is_synthetic(model)) {
+        PERCHERON_ASSIGN(const auto checked, synthetic_spec(model));
+        static_cast<void>(checked);
+        return fs::path(model);
+    }
     std::error_code error;
     if (!model.empty() && fs::is_directory(model, error)) return fs::path(model);
     const std::string name = model.empty() ? embedded_model : model;

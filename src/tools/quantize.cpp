@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <system_error>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "core/files.h"
 #include "core/thread_pool.h"
+#include "tools/checkpoint_folder.h"
 #include "tools/quantize_formats.h"
 #include "tools/quantize_plan.h"
 
@@ -22,50 +22,6 @@ using checkpoint::TensorHeader;
 using ops::WeightFormat;
 
 constexpr std::size_t slab_rows = 128;  // rows of one FP8 block
-
-// Files beside the weights that a folder needs to be a whole model.
-constexpr const char* companions[] = {
-    "generation_config.json", "tokenizer.json",
-    "tokenizer_config.json",  "special_tokens_map.json",
-    "chat_template.jinja",    "preprocessor_config.json",
-    "processor_config.json",  "video_preprocessor_config.json",
-};
-
-Status check_output(const fs::path& out) {
-    std::error_code error;
-    if (fs::exists(out, error) && !fs::is_directory(out, error)) {
-        return Error(ErrorCode::invalid_argument, out.string() + ": exists and is not a folder");
-    }
-    fs::directory_iterator entries(out, error);
-    for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-        const fs::path& path = entries->path();
-        if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
-            path.filename() == "model.safetensors.index.json") {
-            return Error(ErrorCode::invalid_argument, path.string() +
-                                                          ": there is a checkpoint already; name "
-                                                          "another OUT or remove it first");
-        }
-    }
-    error.clear();
-    fs::create_directories(out, error);
-    if (error) {
-        return Error(ErrorCode::io, out.string() + ": cannot make the folder: " + error.message());
-    }
-    return {};
-}
-
-Status copy_companions(const fs::path& from, const fs::path& to) {
-    for (const char* name : companions) {
-        std::error_code error;
-        if (!fs::exists(from / name, error) || fs::equivalent(from / name, to / name, error)) {
-            continue;
-        }
-        // Rewritten rather than copied: the source's permissions are its own.
-        PERCHERON_ASSIGN(const std::string text, read_text_file(from / name, Bytes{1} << 30));
-        PERCHERON_TRY(write_text_file(to / name, text));
-    }
-    return {};
-}
 
 // The packed bytes of one weight, in the order of PlannedWeight::outputs.
 struct PackedWeight {
@@ -226,9 +182,9 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(model));
     PERCHERON_ASSIGN(const std::vector<PlannedWeight> plan, plan_quantization(*source, options));
     PERCHERON_ASSIGN(const std::string config, quantized_config(model, plan, options));
-    PERCHERON_TRY(check_output(out));
+    PERCHERON_TRY(make_output_folder(out));
     PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, out, options).run(plan));
-    PERCHERON_TRY(copy_companions(model, out));
+    PERCHERON_TRY(copy_companions(model, out, Companions::all));
     // Last, so that a folder with a config is a whole checkpoint.
     PERCHERON_TRY(write_text_file(out / "config.json", config));
     return report;

@@ -10,9 +10,9 @@
 
 #include "cache/cache_shape.h"
 #include "cache/cache_store.h"
-#include "checkpoint/checkpoint.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "tools/model_source.h"
 
 namespace percheron::tools {
 namespace {
@@ -170,8 +170,8 @@ Result<std::vector<std::vector<TokenId>>> parse_sequences(const std::string& jso
 
 Result<std::vector<SequenceScore>> score(const std::vector<std::vector<TokenId>>& sequences,
                                          const ScoreOptions& options) {
-    PERCHERON_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::open(options.folder));
-    const model::ModelConfig& config = checkpoint->config();
+    PERCHERON_ASSIGN(const ModelSource source, open_model(options.folder, options.threads));
+    const model::ModelConfig& config = source.config;
     PERCHERON_TRY(check_ids(sequences, config));
 
     ops::CpuBackendOptions backend_options;
@@ -181,7 +181,7 @@ Result<std::vector<SequenceScore>> score(const std::vector<std::vector<TokenId>>
     model::NetworkOptions network_options;
     network_options.max_rows = network_options.max_logit_rows = step_rows(config.vocabulary);
     PERCHERON_ASSIGN(const auto network,
-                     model::Network::load(config, *checkpoint, *backend, network_options));
+                     model::Network::load(config, *source.weights, *backend, network_options));
 
     std::size_t longest = 0;
     std::size_t total = 0;

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sampling/philox.h"
+#include "core/philox.h"
 
 namespace percheron::sampling {
 namespace {

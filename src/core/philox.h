@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-namespace percheron::sampling {
+namespace percheron {
 
 constexpr std::array<std::uint32_t, 4> philox4x32_10(std::array<std::uint32_t, 4> counter,
                                                      std::array<std::uint32_t, 2> key) {
@@ -24,4 +24,4 @@ constexpr std::array<std::uint32_t, 4> philox4x32_10(std::array<std::uint32_t, 4
     return counter;
 }
 
-}  // namespace percheron::sampling
+}  // namespace percheron

@@ -1,0 +1,92 @@
+// percheron synth: a checkpoint of random values.
+#include "tools/synth.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "byte_progress.h"
+#include "commands.h"
+#include "tools/model_path.h"
+
+namespace percheron::apps {
+namespace {
+
+struct Arguments {
+    std::string out;
+    std::string format = "bf16";
+    std::uint64_t shard_size = Bytes{5} << 30;
+    tools::SynthOptions options;
+};
+
+int fail(int code, const std::string& message) {
+    std::fprintf(stderr, "percheron synth: %s\n", message.c_str());
+    return code;
+}
+
+int run(Arguments& arguments) {
+    tools::SynthOptions& options = arguments.options;
+    const auto format = checkpoint::spec_format(arguments.format);
+    if (!format.ok()) return fail(2, format.error().message());
+    options.spec.format = *format;
+    if (const Status status = checkpoint::check_spec(options.spec); !status.ok()) {
+        return fail(2, status.error().message());
+    }
+    if (arguments.shard_size == 0) return fail(2, "--shard-size must be more than nothing");
+    options.shard_limit = arguments.shard_size;
+    const auto embedded = tools::resolve_model("");
+    if (embedded.ok()) options.tokenizer_from = *embedded;
+    options.progress = ByteProgress("synth");
+    const auto report = tools::synth(arguments.out, options);
+    if (!report.ok()) return fail(1, report.error().message());
+    std::printf("%s: %zu tensors, %.2f MiB in %zu file%s; %s\n", arguments.out.c_str(),
+                report->tensors, static_cast<double>(report->bytes) / (1024.0 * 1024.0),
+                report->files, report->files == 1 ? "" : "s",
+                report->tokenizer ? "the embedded model's tokenizer was copied"
+                : embedded.ok()   ? "no tokenizer, the embedded model's has more ids"
+                                  : "no tokenizer, there is no embedded model here");
+    return 0;
+}
+
+}  // namespace
+
+void add_synth(CLI::App& app, int& exit_code) {
+    auto arguments = std::make_shared<Arguments>();
+    CLI::App* command =
+        app.add_subcommand("synth", "Write a checkpoint of random values, of any size and format");
+    command->footer(
+        "What is not named has the size of GLM-5.3-Flash.  The values depend on seed, tensor name\n"
+        "and element only; synth:KEY=VALUE,... in place of a MODEL, with the flags' names as "
+        "keys,\n"
+        "is the same model without a file.\n\n"
+        "Example: percheron synth small --layers 8 --experts 16 --hidden 512 --format w4a16");
+    command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
+        ->required();
+    tools::SynthOptions& options = arguments->options;
+    for (const checkpoint::SpecCount& count : checkpoint::spec_counts()) {
+        command
+            ->add_option(std::string("--") + count.key, options.spec.*count.member, count.meaning)
+            ->capture_default_str();
+    }
+    command
+        ->add_option("--format", arguments->format,
+                     "bf16; w4a16 (experts), nvfp4 (experts and dense FFN), fp8 (those and more)")
+        ->check(CLI::IsMember({"bf16", "fp8", "w4a16", "nvfp4"}))
+        ->capture_default_str();
+    command->add_option("--seed", options.spec.seed, "Seed of the values")->capture_default_str();
+    auto* const size =
+        command->add_option("--shard-size", arguments->shard_size, "Largest file, e.g. 5GiB");
+    size->transform(CLI::AsSizeValue(false))->default_str("5GiB");
+    command->add_option("--shards", options.shards, "Exactly so many files")
+        ->check(CLI::PositiveNumber)
+        ->excludes(size);
+    command->add_flag("--split-pairs", options.split_pairs,
+                      "Put the scales of weights into other files than the weights");
+    command->add_option("--threads", options.threads, "Threads, 0 for all processors")
+        ->capture_default_str();
+    command->callback([arguments, &exit_code] { exit_code = run(*arguments); });
+}
+
+}  // namespace percheron::apps

@@ -1,0 +1,19 @@
+// A folder that a new checkpoint is written to.
+#pragma once
+
+#include <filesystem>
+
+#include "core/status.h"
+
+namespace percheron::tools {
+
+// Makes the folder.  Errors: invalid_argument if it is no folder or holds a checkpoint; io.
+Status make_output_folder(const std::filesystem::path& out);
+
+// Copies the files beside the weights that a folder needs to be a whole model: tokenizer, template,
+// processors and, unless left out, generation_config.json.  Those that `from` lacks are skipped.
+enum class Companions { all, tokenizer_only };
+Status copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
+                       Companions which);
+
+}  // namespace percheron::tools
