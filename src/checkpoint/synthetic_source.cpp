@@ -88,7 +88,9 @@ Result<ops::WeightMatrix> SyntheticSource::matrix(std::string_view stem, std::si
     matrix.k = k;
     const std::lock_guard lock(mutex_);
     PERCHERON_ASSIGN(matrix.data, made(weight->parts[0]));
-    if (weight->parts.size() > 1) PERCHERON_ASSIGN(matrix.scales, made(weight->parts[1]));
+    if (weight->parts.size() > 1) {
+        PERCHERON_ASSIGN(matrix.scales, made(weight->parts[1]));
+    }
     if (weight->format == ops::WeightFormat::nvfp4) matrix.global_scale = weight->parts[2].offset;
     return matrix;
 }

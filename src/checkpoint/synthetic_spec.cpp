@@ -77,7 +77,7 @@ Status set(SyntheticSpec& spec, std::string_view key, std::string_view value) {
             return {};
         }
     }
-    return invalid("'" + std::string(key) + "' is no key of a made-up model; the keys are " +
+    return invalid(std::string(key) + ": is no key of a made-up model; the keys are " +
                    keys_in_words());
 }
 
@@ -214,7 +214,7 @@ Result<SyntheticSpec> parse_spec(std::string_view text) {
         text.remove_prefix(std::min(entry.size() + 1, text.size()));
         const std::size_t equals = entry.find('=');
         if (equals == std::string_view::npos) {
-            return invalid("'" + std::string(entry) + "': write key=value, separated by commas");
+            return invalid(std::string(entry) + ": write key=value, separated by commas");
         }
         const std::string_view key = entry.substr(0, equals);
         if (std::find(seen.begin(), seen.end(), key) != seen.end()) {

@@ -93,9 +93,9 @@ std::map<std::string, std::string> stored(const std::filesystem::path& folder) {
     EXPECT_TRUE(opened.ok()) << opened.error().message();
     if (!opened.ok()) return tensors;
     for (const auto& file : (*opened)->shards().files()) {
-        for (const auto& [name, tensor] : file.tensors()) {
-            tensors[name] = std::string(name_of(tensor.dtype)) + to_string(tensor.shape) +
-                            std::to_string(hash(tensor.bytes.data(), tensor.bytes.size()));
+        for (const checkpoint::StoredTensor& tensor : file.tensors()) {
+            tensors[tensor.name] = std::string(name_of(tensor.dtype)) + to_string(tensor.shape) +
+                                   std::to_string(hash(tensor.bytes.data(), tensor.bytes.size()));
         }
     }
     return tensors;
@@ -328,7 +328,7 @@ TEST(Synth, TheTokenizerIsCopiedWhenItsIdsFit) {
 
 TEST(Synth, WrongSpecsGiveOneSentence) {
     const std::map<std::string, std::string> wrong = {
-        {"synth:layres=4", "'layres' is no key"},
+        {"synth:layres=4", "layres: is no key"},
         {"synth:experts=4", "at least experts-per-token"},
         {"synth:hidden=100", "multiple of 128"},
         {"synth:hidden=", "must be a whole number"},
