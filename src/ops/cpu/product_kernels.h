@@ -81,13 +81,17 @@ struct Fp8Tile {
         constexpr std::size_t step = 2 * V::lanes;
         std::size_t i = 0;
         for (; i + step <= k; i += step) {
+            // All outputs at one place of k before the next place: the inputs there are loaded
+            // once.
+            F pairs[W][2];
 #pragma GCC unroll 8
-            for (int w = 0; w < W; ++w) {
-                F pair[2];
-                V::load_e4m3_pair(rows[w] + i, pair);
-                use(w, i, pair[0]);
-                use(w, i + V::lanes, pair[1]);
-            }
+            for (int w = 0; w < W; ++w)
+                V::load_e4m3_pair(rows[w] + i, pairs[w]);
+#pragma GCC unroll 2
+            for (std::size_t half = 0; half < 2; ++half)
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    use(w, i + half * V::lanes, pairs[w][half]);
         }
         if (i < k) {
             for (int w = 0; w < W; ++w) {

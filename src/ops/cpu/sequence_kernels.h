@@ -37,6 +37,12 @@ struct KdaSlab {
             const F e = V::set1(decay[i]);
             const F k = V::set1(key[i]);
             const F q = Output ? V::set1(query[i]) : V::zero();
+            // The first pass meets the state in memory, half a row at a time: no pattern that the
+            // processor follows by itself.
+            if constexpr (!Pending)
+                for (int c = 0; c < C; ++c)
+                    __builtin_prefetch(
+                        from + 8 * head.state_stride + static_cast<std::size_t>(c) * V::lanes, 1);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 float* const at = from + static_cast<std::size_t>(c) * V::lanes;
