@@ -94,7 +94,8 @@ std::map<std::string, std::string> stored(const std::filesystem::path& folder) {
     if (!opened.ok()) return tensors;
     for (const auto& file : (*opened)->shards().files()) {
         for (const checkpoint::StoredTensor& tensor : file.tensors()) {
-            tensors[tensor.name] = std::string(name_of(tensor.dtype)) + to_string(tensor.shape) +
+            tensors[tensor.name] = std::string(name_of(tensor.dtype)) +
+                                   checkpoint::to_string(tensor.shape) +
                                    std::to_string(hash(tensor.bytes.data(), tensor.bytes.size()));
         }
     }
