@@ -20,7 +20,7 @@ constexpr SpecCount counts[] = {
     {"intermediate", &Spec::intermediate, 128, 1u << 20, 128, "Width of the dense FFN"},
     {"experts", &Spec::experts, 1, 1u << 16, 1, "Routed experts a layer"},
     {"experts-per-token", &Spec::experts_per_token, 1, 1u << 16, 1, "Experts a token goes to"},
-    {"shared-experts", &Spec::shared_experts, 0, 64, 1, "Experts every token goes to"},
+    {"shared-experts", &Spec::shared_experts, 1, 64, 1, "Experts every token goes to"},
     {"expert-intermediate", &Spec::expert_intermediate, 128, 1u << 20, 128, "Width of an expert"},
     {"heads", &Spec::attention_heads, 1, 1u << 12, 1, "Heads of sparse attention"},
     {"query-rank", &Spec::query_rank, 128, 1u << 16, 128, "Rank of the queries"},
