@@ -3,7 +3,7 @@
 namespace percheron::server {
 namespace {
 
-constexpr std::size_t congestion_runs = 2048;
+constexpr std::size_t congestion_tokens = 4096;
 constexpr std::size_t spare_batches = 16;
 
 }  // namespace
@@ -38,11 +38,11 @@ void EngineLink::tick() {
 }
 
 bool EngineLink::congested() const {
-    return unhandled_.load(std::memory_order_relaxed) > congestion_runs;
+    return unhandled_.load(std::memory_order_relaxed) > congestion_tokens;
 }
 
 void EngineLink::on_events(EngineEvents& events) {
-    unhandled_.fetch_add(events.runs.size(), std::memory_order_relaxed);
+    unhandled_.fetch_add(events.tokens.size(), std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
     if (spare_.empty()) {
         arrived_.push_back(std::move(events));
@@ -71,7 +71,7 @@ void EngineLink::handle_one() {
             asio::post(io_, [this] { handle_one(); });
         }
     }
-    unhandled_.fetch_sub(events.runs.size(), std::memory_order_relaxed);
+    unhandled_.fetch_sub(events.tokens.size(), std::memory_order_relaxed);
     dispatch(events);
     events.clear();
     const std::lock_guard lock(mutex_);

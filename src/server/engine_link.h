@@ -70,7 +70,7 @@ class EngineLink final : public EngineEventSink {
     std::deque<EngineEvents> arrived_;  // oldest first
     std::vector<EngineEvents> spare_;   // emptied, their memory kept
     bool wake_pending_ = false;
-    std::atomic<std::size_t> unhandled_{0};  // token runs
+    std::atomic<std::size_t> unhandled_{0};  // tokens
 };
 
 }  // namespace percheron::server

@@ -275,7 +275,10 @@ TEST(DisconnectTest, AThousandAtRandomPointsLeaveNothing) {
         }
     }
     open.clear();
-    EXPECT_TRUE(server.settles());
+    // Requests that were read when their client had already gone come and go after the first calm.
+    for (int calm = 0; calm < 20; ++calm) {
+        EXPECT_TRUE(server.settles());
+    }
     EXPECT_EQ(server.metric("vllm:num_requests_running"), 0);
     EXPECT_EQ(server.metric("vllm:num_requests_waiting"), 0);
     EXPECT_EQ(server.metric("vllm:kv_cache_usage_perc"), 0);
