@@ -1,6 +1,7 @@
 // percheron eval: accuracy of a model on fixed tasks, alone or paired against another model.
 #include <chrono>
 #include <cstdio>
+#include <unordered_set>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
+#include "tools/task_record.h"
 
 namespace percheron::apps {
 namespace {
@@ -21,7 +23,10 @@ struct EvalArguments {
     std::string model;
     std::string against;
     std::string items;
+    std::string record;          // where outcomes are kept; empty: nowhere
+    std::string against_record;  // the same for `against`
     std::vector<std::string> tasks;
+    tools::TaskPart part;
     std::optional<std::size_t> limit;
     tools::TaskRunOptions run;
     std::optional<double> max_difference;  // points
@@ -56,18 +61,48 @@ class Progress {
     Clock::time_point printed_ = start_;
 };
 
+// Whether `model` answers each item.  Items that ask the same are asked once, and those
+// `record_file` knows not at all.
 Result<std::vector<bool>> ask_model(const EvalArguments& arguments, const std::string& model,
+                                    const std::string& record_file,
                                     std::span<const tools::TaskItem> items) {
     tools::LoadOptions load = arguments.load;
     PERCHERON_ASSIGN(load.folder, tools::resolve_model(model));
-    PERCHERON_ASSIGN(const auto text, tools::text_folder(load.folder));
-    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(text));
-    load.max_running = arguments.run.streams;
-    PERCHERON_ASSIGN(const std::unique_ptr<Engine> engine,
-                     tools::load_engine(load, format.tokenizer()));
-    Progress progress(items.size());
-    return tools::run_tasks(*engine, format, items, arguments.run,
-                            [&](std::size_t done) { progress(done); });
+    tools::TaskRecord record;
+    if (!record_file.empty()) {
+        PERCHERON_ASSIGN(const std::string asked,
+                         tools::asked_model(load.folder, arguments.run.max_tokens));
+        PERCHERON_ASSIGN(record, tools::TaskRecord::open(record_file, asked));
+    }
+    std::vector<std::uint64_t> keys;
+    std::vector<tools::TaskItem> open;
+    std::vector<std::uint64_t> open_keys;
+    std::unordered_set<std::uint64_t> chosen;
+    for (const auto& item : items) {
+        const std::uint64_t key = tools::item_key(item);
+        keys.push_back(key);
+        if (record.outcome(key) || !chosen.insert(key).second) continue;
+        open.push_back(item);
+        open_keys.push_back(key);
+    }
+    if (!open.empty()) {
+        PERCHERON_ASSIGN(const auto text, tools::text_folder(load.folder));
+        PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(text));
+        load.max_running = arguments.run.streams;
+        PERCHERON_ASSIGN(const std::unique_ptr<Engine> engine,
+                         tools::load_engine(load, format.tokenizer()));
+        Progress progress(open.size());
+        std::size_t done = 0;
+        PERCHERON_TRY(tools::run_tasks(*engine, format, open, arguments.run,
+                                       [&](std::size_t index, bool right) {
+                                           progress(++done);
+                                           return record.add(open_keys[index], right);
+                                       }));
+    }
+    std::vector<bool> right;
+    for (const std::uint64_t key : keys)
+        right.push_back(*record.outcome(key));
+    return right;
 }
 
 // A row that sums all items, under the tasks' own.
@@ -85,11 +120,15 @@ Result<int> run(const EvalArguments& arguments) {
     PERCHERON_ASSIGN(auto items, tools::read_task_items(arguments.items));
     PERCHERON_ASSIGN(items,
                      tools::choose_task_items(std::move(items), arguments.tasks, arguments.limit));
+    items = tools::part_of_items(std::move(items), arguments.part);
+    if (items.empty()) return Error(ErrorCode::invalid_argument, "this part holds no item");
     std::vector<bool> base;
     if (!arguments.against.empty()) {
-        PERCHERON_ASSIGN(base, ask_model(arguments, arguments.against, items));
+        PERCHERON_ASSIGN(base,
+                         ask_model(arguments, arguments.against, arguments.against_record, items));
     }
-    PERCHERON_ASSIGN(const std::vector<bool> right, ask_model(arguments, arguments.model, items));
+    PERCHERON_ASSIGN(const std::vector<bool> right,
+                     ask_model(arguments, arguments.model, arguments.record, items));
 
     nlohmann::ordered_json report = nlohmann::ordered_json::array();
     int exit_code = 0;
@@ -143,6 +182,20 @@ void add_eval(CLI::App& app, int& exit_code) {
                         "Second model folder: prints the paired difference MODEL - AGAINST");
     command->add_option("--task", arguments->tasks, "Only this task (repeatable)");
     command->add_option("--limit", arguments->limit, "At most this many items a task");
+    command
+        ->add_option_function<std::string>(
+            "--part",
+            [arguments](const std::string& text) {
+                const auto part = tools::parse_task_part(text);
+                if (!part.ok()) throw CLI::ValidationError("--part", part.error().message());
+                arguments->part = *part;
+            },
+            "Only every N-th item from the I-th on")
+        ->type_name("I/N");
+    command->add_option("--record", arguments->record,
+                        "Keep each outcome in this file and ask nothing it already knows");
+    command->add_option("--against-record", arguments->against_record,
+                        "The same for the model of --against");
     command->add_option("--streams", arguments->run.streams, "Requests in flight")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
@@ -156,7 +209,10 @@ void add_eval(CLI::App& app, int& exit_code) {
     command->add_flag("--json", arguments->json, "Print JSON");
     command->footer(
         "Example: percheron eval --items bench/nano_tasks/items.jsonl.zst --limit 50\n"
-        "Greedy decoding; a reply counts when its text after the reasoning is the wanted one.");
+        "Greedy decoding; a reply counts when its text after the reasoning is the wanted one.\n"
+        "A long run that was stopped goes on with the same --record; parts run on several "
+        "machines\n"
+        "(--part 1/2, --part 2/2) are joined by putting their records in one file.");
     command->callback([arguments, &exit_code] {
         const auto result = run(*arguments);
         if (!result.ok()) {

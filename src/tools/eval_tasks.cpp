@@ -1,6 +1,7 @@
 #include "tools/eval_tasks.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <condition_variable>
 #include <deque>
@@ -214,13 +215,33 @@ bool answers(const TaskItem& item, std::string_view reply) {
     return !number.empty() && number == last_number(item.want);
 }
 
-Result<std::vector<bool>> run_tasks(Engine& engine, const ChatFormat& format,
-                                    std::span<const TaskItem> items, const TaskRunOptions& options,
-                                    const std::function<void(std::size_t)>& progress) {
+Result<TaskPart> parse_task_part(std::string_view text) {
+    TaskPart part;
+    const std::size_t slash = text.find('/');
+    const auto number = [](std::string_view digits, std::size_t& value) {
+        const char* end = digits.data() + digits.size();
+        const auto [rest, failure] = std::from_chars(digits.data(), end, value);
+        return failure == std::errc() && rest == end;
+    };
+    if (slash == std::string_view::npos || !number(text.substr(0, slash), part.number) ||
+        !number(text.substr(slash + 1), part.of) || part.number < 1 || part.number > part.of) {
+        return Error(ErrorCode::invalid_argument,
+                     "a part is written I/N with 1 <= I <= N, not \"" + std::string(text) + '"');
+    }
+    return part;
+}
+
+std::vector<TaskItem> part_of_items(std::vector<TaskItem> items, TaskPart part) {
+    std::size_t index = 0;
+    std::erase_if(items, [&](const TaskItem&) { return index++ % part.of != part.number - 1; });
+    return items;
+}
+
+Status run_tasks(Engine& engine, const ChatFormat& format, std::span<const TaskItem> items,
+                 const TaskRunOptions& options, const TaskAnswered& answered) {
     const std::vector<TokenId>& stops = engine.description().stop_tokens;
     Collector collector;
     std::unordered_map<std::uint64_t, std::size_t> item_of;
-    std::vector<bool> right(items.size(), false);
     std::optional<Error> failure;
 
     const auto submit = [&](std::size_t index) -> Status {
@@ -252,15 +273,20 @@ Result<std::vector<bool>> run_tasks(Engine& engine, const ChatFormat& format,
         auto [id, reply] = collector.wait();
         const std::size_t index = item_of.at(id);
         item_of.erase(id);
-        if (reply.error && !failure) failure = reply.error;
+        ++finished;
+        if (failure) continue;
+        if (reply.error) {
+            failure = reply.error;
+            continue;
+        }
         std::vector<TokenId>& ids = reply.ids;
         ids.erase(std::find_first_of(ids.begin(), ids.end(), stops.begin(), stops.end()),
                   ids.end());
-        right[index] = answers(items[index], format.tokenizer().decode(ids));
-        progress(++finished);
+        const bool right = answers(items[index], format.tokenizer().decode(ids));
+        if (const Status taken = answered(index, right); !taken.ok()) failure = taken.error();
     }
     if (failure) return *failure;
-    return right;
+    return {};
 }
 
 std::vector<TaskScore> score_tasks(std::span<const TaskItem> items,

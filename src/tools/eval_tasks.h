@@ -43,6 +43,17 @@ Result<std::vector<TaskItem>> choose_task_items(std::vector<TaskItem> items,
                                                 std::span<const std::string> tasks,
                                                 std::optional<std::size_t> limit);
 
+// One of several shares of a run: every `of`-th item from the `number`-th on.
+struct TaskPart {
+    std::size_t number = 1;  // 1 .. of
+    std::size_t of = 1;
+};
+
+// "2/16".  Errors: invalid_argument.
+Result<TaskPart> parse_task_part(std::string_view text);
+
+std::vector<TaskItem> part_of_items(std::vector<TaskItem> items, TaskPart part);
+
 // Whether a reply (its text with tags, without the closing stop token) answers the item.
 bool answers(const TaskItem& item, std::string_view reply);
 
@@ -51,11 +62,11 @@ struct TaskRunOptions {
     std::uint32_t max_tokens = 170;  // of one reply
 };
 
-// Asks every item greedily.  Element i tells whether item i was answered.
-// `progress` is called with the number of finished items.  Errors: the engine's or the template's.
-Result<std::vector<bool>> run_tasks(Engine& engine, const ChatFormat& format,
-                                    std::span<const TaskItem> items, const TaskRunOptions& options,
-                                    const std::function<void(std::size_t)>& progress);
+// Asks every item greedily and tells of each, in the order they end, whether it was answered.
+// Errors: the engine's, the template's, or what `answered` returns.
+using TaskAnswered = std::function<Status(std::size_t item, bool right)>;
+Status run_tasks(Engine& engine, const ChatFormat& format, std::span<const TaskItem> items,
+                 const TaskRunOptions& options, const TaskAnswered& answered);
 
 struct TaskScore {
     std::string task;

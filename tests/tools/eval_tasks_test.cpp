@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -184,22 +185,58 @@ class TaskRun : public testing::Test {
 TEST_F(TaskRun, EveryItemIsJudgedByItsOwnReply) {
     EchoEngine engine;
     const auto items = letters(100);
-    std::size_t last = 0;
-    const auto right =
-        run_tasks(engine, format(), items, {.streams = 7}, [&](std::size_t n) { last = n; });
-    ASSERT_TRUE(right.ok()) << right.error().message();
-    EXPECT_EQ(last, items.size());
-    for (std::size_t i = 0; i < items.size(); ++i)
-        EXPECT_EQ((*right)[i], i % 4 != 0) << i;
+    std::vector<int> told(items.size(), 0);
+    const Status run =
+        run_tasks(engine, format(), items, {.streams = 7}, [&](std::size_t index, bool right) {
+            ++told[index];
+            EXPECT_EQ(right, index % 4 != 0) << index;
+            return Status();
+        });
+    ASSERT_TRUE(run.ok()) << run.error().message();
+    EXPECT_EQ(told, std::vector<int>(items.size(), 1));
 }
 
 TEST_F(TaskRun, AFailedRequestEndsTheRunWithItsError) {
     EchoEngine engine;
     engine.fail_at_ = 42;
-    const auto right =
-        run_tasks(engine, format(), letters(100), {.streams = 7}, [](std::size_t) {});
-    ASSERT_FALSE(right.ok());
-    EXPECT_EQ(right.error().message(), "numbers went wrong");
+    const Status run = run_tasks(engine, format(), letters(100), {.streams = 7},
+                                 [](std::size_t, bool) { return Status(); });
+    ASSERT_FALSE(run.ok());
+    EXPECT_EQ(run.error().message(), "numbers went wrong");
+}
+
+TEST_F(TaskRun, ARecordThatTakesNoMoreEndsTheRun) {
+    EchoEngine engine;
+    std::size_t told = 0;
+    const Status run =
+        run_tasks(engine, format(), letters(100), {.streams = 7}, [&](std::size_t, bool) -> Status {
+            if (++told < 10) return {};
+            return Error(ErrorCode::io, "the disk is full");
+        });
+    ASSERT_FALSE(run.ok());
+    EXPECT_EQ(run.error().message(), "the disk is full");
+    EXPECT_EQ(told, 10u);
+}
+
+TEST(TaskParts, TogetherTheyAreEveryItemOnce) {
+    std::vector<TaskItem> items;
+    for (int i = 0; i < 23; ++i)
+        items.push_back(item("t", TaskItem::Check::text, std::to_string(i)));
+    for (const std::size_t of : {1u, 2u, 5u, 23u, 30u}) {
+        std::multiset<std::string> seen;
+        for (std::size_t number = 1; number <= of; ++number) {
+            for (const TaskItem& each : part_of_items(items, {number, of}))
+                seen.insert(each.want);
+        }
+        EXPECT_EQ(seen.size(), items.size()) << of;
+        EXPECT_EQ(std::set(seen.begin(), seen.end()).size(), items.size()) << of;
+    }
+    const auto part = parse_task_part("3/16");
+    ASSERT_TRUE(part.ok());
+    EXPECT_EQ(part->number, 3u);
+    EXPECT_EQ(part->of, 16u);
+    for (const char* bad : {"", "1", "0/4", "5/4", "1/", "/2", "a/b", "1/2 ", "-1/2", "1/2/3"})
+        EXPECT_FALSE(parse_task_part(bad).ok()) << bad;
 }
 
 }  // namespace
