@@ -12,6 +12,7 @@
 // Implementations: in process (src/engine), replay from a file (src/replay), remote ranks.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -37,7 +38,8 @@ inline constexpr std::string_view queue_full = "queue_full";            // code 
 inline constexpr std::string_view shutting_down = "shutting_down";      // code unavailable
 inline constexpr std::string_view engine_dead = "engine_dead";          // code unavailable
 inline constexpr std::string_view numerical_fault = "numerical_fault";  // code internal
-inline constexpr std::string_view replay_exhausted = "replay_exhausted";  // no reply left; not_found
+inline constexpr std::string_view replay_exhausted =
+    "replay_exhausted";                                             // no reply left; not_found
 inline constexpr std::string_view no_token_left = "no_token_left";  // masks leave nothing; internal
 }  // namespace reasons
 
@@ -55,8 +57,42 @@ struct SamplingParameters {
     int top_logprobs = -1;  // -1: none; 0: of the chosen token only; n: also the n largest
 };
 
+// A picture as the vision tower's first product reads it, before numbers are scaled: RGB bytes
+// [height][width][3], the resized picture at the top left, the rest black.  Both sides are
+// multiples of patch x merge of the model's vision part (28 for GLM-5.3-Flash).
+// ops::image_patches() (ops/image_patches.h) makes the tower's rows of it, any span of rows at a
+// time: the rows as floats are eight times as large as these bytes, so nobody need hold them all.
+struct ImageCanvas {
+    std::uint32_t height = 0;
+    std::uint32_t width = 0;
+    std::vector<std::uint8_t> pixels;
+    // A byte v of channel c is the number (v / 255 - mean[c]) / deviation[c]; of the model's
+    // preprocessor_config.json, so that an engine need not read it.
+    std::array<float, 3> mean{0.48145466f, 0.4578275f, 0.40821073f};
+    std::array<float, 3> deviation{0.26862954f, 0.26130258f, 0.27577711f};
+};
+
+// A picture of a prompt.  It stands where `prompt` holds `count` placeholders in a row, each of
+// them the model's image token; the k-th placeholder's embedding is replaced by the tower's k-th
+// output row (cells of merge x merge patches, in reading order).
+struct PromptImage {
+    std::uint32_t first = 0;  // index in `prompt` of the first placeholder
+    std::uint32_t count = 0;  // = grid_height x grid_width / merge^2, at least 1
+    // Patches a column and a row: the canvas's sides / patch, multiples of merge.
+    std::uint32_t grid_height = 0;
+    std::uint32_t grid_width = 0;
+    std::shared_ptr<const ImageCanvas> canvas;  // never null; images of equal bytes may share one
+    // SHA-256 over sides, scale and bytes of the canvas: two images of one hash are one picture to
+    // the tower.  Caches of states after the image, and of the tower's rows, are keyed by it and
+    // not by the placeholders' ids, which are the same for every picture.
+    std::array<std::uint8_t, 32> content_hash{};
+};
+
 struct GenerationRequest {
-    std::vector<TokenId> prompt;  // at least one token
+    std::vector<TokenId> prompt;  // at least one token; placeholders of images included
+    // In the order of the prompt, spans apart from each other.  Every image token of the prompt
+    // lies in one of them: text from outside never becomes one.  Empty: text alone.
+    std::vector<PromptImage> images;
     SamplingParameters sampling;
     std::uint32_t choices = 1;                // independent continuations of the prompt
     std::optional<std::uint32_t> max_tokens;  // at least 1; absent: what is left of the context
@@ -171,6 +207,7 @@ struct EngineDescription {
     std::uint32_t max_running = 0;
     std::vector<TokenId> stop_tokens;
     std::string proposer;  // empty without speculation
+    bool vision = false;   // requests may hold images; false: submit() refuses them as unsupported
 };
 
 // What an engine is doing, at the end of its latest step.
@@ -184,7 +221,7 @@ struct EngineStatus {
     std::uint64_t reprefill_pending = 0;
     std::uint64_t checkpoints = 0;
     std::uint64_t steps = 0;
-    std::uint64_t preemptions = 0;  // running choices that gave up their pages
+    std::uint64_t preemptions = 0;         // running choices that gave up their pages
     double prefill_tokens_per_second = 0;  // over the last seconds
     double decode_tokens_per_second = 0;
 };

@@ -114,6 +114,7 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
     limits_.context_tokens = options_.context_tokens;
     limits_.most_choices = options_.scheduler.max_running + options_.max_queued;
     limits_.has_think_tags = options_.think_tags.has_value();
+    limits_.has_vision = description_.vision;
     status_.kv_tokens_total = description_.kv_tokens;
     status_.kv_tokens_free = description_.kv_tokens;
     thread_ = std::thread([this] { run(); });

@@ -59,6 +59,26 @@ Status check_sampling(const SamplingParameters& sampling, std::uint32_t vocabula
     return check_tokens("logit_bias", biased, vocabulary);
 }
 
+Status check_images(const GenerationRequest& request, const RequestLimits& limits) {
+    if (!request.images.empty() && !limits.has_vision) {
+        return Error(ErrorCode::unsupported,
+                     "the request holds an image, and this engine has no vision part; send text",
+                     reasons::unsupported_parameter);
+    }
+    std::uint64_t free = 0;  // the first place of the prompt that no image before holds
+    for (const PromptImage& image : request.images) {
+        const std::uint64_t end = std::uint64_t{image.first} + image.count;
+        if (image.count == 0 || image.first < free || end > request.prompt.size() ||
+            image.canvas == nullptr) {
+            return invalid(
+                "the images must stand in the prompt one after another, each with its "
+                "canvas and at least one token");
+        }
+        free = end;
+    }
+    return {};
+}
+
 }  // namespace
 
 Status check_request(const GenerationRequest& request, const RequestLimits& limits) {
@@ -81,6 +101,7 @@ Status check_request(const GenerationRequest& request, const RequestLimits& limi
                      "thinking_budget needs a model whose tokenizer has <think> and </think>",
                      reasons::unsupported_parameter);
     }
+    PERCHERON_TRY(check_images(request, limits));
     const std::uint64_t prompt = request.prompt.size();
     const std::uint64_t output = request.max_tokens.value_or(1);
     if (prompt + output > limits.context_tokens) {

@@ -14,6 +14,7 @@ struct RequestLimits {
     std::uint32_t context_tokens = 0;  // prompt and reply of one choice
     std::uint32_t most_choices = 0;    // that the engine holds, running and waiting together
     bool has_think_tags = false;
+    bool has_vision = false;
 };
 
 // The most alternatives a position can be asked for.

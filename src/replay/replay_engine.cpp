@@ -124,6 +124,10 @@ Result<RequestId> ReplayEngine::submit(GenerationRequest request, EngineEventSin
                      "thinking_budget has no meaning for replayed replies; leave it out",
                      reasons::unsupported_parameter);
     }
+    if (!request.images.empty() && !description_.vision) {
+        return Error(ErrorCode::unsupported, "images need a model with a vision part; send text",
+                     reasons::unsupported_parameter);
+    }
     auto replies = script_.take(request.last_message, request.choices);
     if (replies.empty()) {
         return Error(ErrorCode::not_found, "the replay file has no reply left for this request",

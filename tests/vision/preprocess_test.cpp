@@ -1,4 +1,5 @@
 // Canvas, resampling and patches against PIL and the model's own processor.
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -118,6 +119,27 @@ TEST(Patches, EqualTheModelsProcessor) {
         }
     }
     EXPECT_GT(cases().at("preprocess").size(), 25u);
+}
+
+// Whoever computes the tower a few rows at a time gets the rows of the whole.
+TEST(Patches, AnySpanOfRowsIsThatSpanOfTheWhole) {
+    std::mt19937 random(3);
+    for (int i = 0; i < 40; ++i) {
+        const CanvasRule rule{2 + random() % 7, 1 + random() % 3, 1 + random() % 3, 1, 400};
+        const RgbImage image = formula(1 + random() % 90, 1 + random() % 90);
+        const Canvas canvas = plan_canvas(image.height, image.width, rule);
+        const RgbImage laid = lay_on_canvas(image, canvas);
+        const Patches whole = make_patches(image, rule);
+        const std::size_t rows = whole.grid_height * whole.grid_width;
+        const std::size_t first = random() % rows;
+        const std::size_t count = 1 + random() % (rows - first);
+        const ops::PatchLayout layout{rule.patch, rule.merge, rule.frames};
+        ASSERT_EQ(whole.row_size, layout.row_size());
+        std::vector<float> part(count * layout.row_size());
+        ops::image_patches(laid.pixels, canvas.width, layout, {}, first, count, part);
+        ASSERT_TRUE(
+            std::equal(part.begin(), part.end(), whole.values.data() + first * layout.row_size()));
+    }
 }
 
 // The enlargement of a picture that has fewer pixels than the smallest canvas.
