@@ -128,6 +128,8 @@ struct NetworkShape {
     std::size_t dense_intermediate = 0, expert_intermediate = 0, shared_intermediate = 0;
 };
 
+class VisionStages;
+
 // Memory of a backend, freed with the object.
 class BackendBuffer {
   public:
@@ -189,6 +191,10 @@ class Backend {
     // host-readable memory after run() returns.
     virtual void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
                       Activations logits) = 0;
+
+    // The stages of the vision tower (vision_stages.h); null: this backend has none.
+    virtual VisionStages* vision() { return nullptr; }
+    const VisionStages* vision() const { return const_cast<Backend*>(this)->vision(); }
 
     // Copies rows to host memory, widened to float, out[rows][columns]; after run() has returned.
     virtual void read(const Activations& rows, float* out) = 0;

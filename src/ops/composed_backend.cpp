@@ -46,7 +46,10 @@ void measure_stages(ScratchArena& arena, const NetworkShape& shape, std::size_t 
 
 ComposedBackend::ComposedBackend(std::string name, Arithmetic arithmetic,
                                  std::unique_ptr<Primitives> primitives)
-    : name_(std::move(name)), arithmetic_(arithmetic), primitives_(std::move(primitives)) {}
+    : name_(std::move(name)),
+      arithmetic_(arithmetic),
+      primitives_(std::move(primitives)),
+      vision_(*primitives_, arithmetic) {}
 
 ComposedBackend::~ComposedBackend() = default;
 

@@ -12,6 +12,7 @@
 
 #include "core/views.h"
 #include "ops/backend.h"
+#include "ops/composed_vision.h"
 #include "ops/primitives.h"
 #include "ops/scratch_arena.h"
 
@@ -50,6 +51,7 @@ class ComposedBackend : public Backend {
                  Activations y) override;
     void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
               Activations logits) override;
+    VisionStages* vision() override { return &vision_; }
     void read(const Activations& rows, float* out) override;
 
     // Shows every sparse layer's choice of tokens right after it is made, for comparing with other
@@ -73,6 +75,7 @@ class ComposedBackend : public Backend {
     std::string name_;
     Arithmetic arithmetic_;
     std::unique_ptr<Primitives> primitives_;
+    ComposedVision vision_;
     NetworkShape shape_;
     ScratchArena scratch_;
     std::vector<std::unique_ptr<float[]>> vectors_;

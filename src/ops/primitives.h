@@ -10,9 +10,11 @@
 #include <span>
 
 #include "core/status.h"
+#include "ops/add_rows.h"
 #include "ops/backend.h"
 #include "ops/combine_experts.h"
 #include "ops/gated_norm.h"
+#include "ops/gelu.h"
 #include "ops/index_pool.h"
 #include "ops/kda_gates.h"
 #include "ops/kda_step.h"
@@ -20,6 +22,7 @@
 #include "ops/layer_norm.h"
 #include "ops/linear.h"
 #include "ops/mhc.h"
+#include "ops/patch_attention.h"
 #include "ops/rms_norm.h"
 #include "ops/router.h"
 #include "ops/select_tokens.h"
@@ -27,6 +30,8 @@
 #include "ops/swiglu.h"
 
 namespace percheron::ops {
+
+struct VisionShape;
 
 class Primitives {
   public:
@@ -64,6 +69,18 @@ class Primitives {
     virtual void router(const Router& op) = 0;
     virtual void swiglu(const Swiglu& op) = 0;
     virtual void combine_experts(const CombineExperts& op) = 0;
+
+    // ---- the vision tower's.  Prepared apart: a model without pictures reserves nothing for them.
+    virtual Bytes vision_working_bytes(const VisionShape&, std::size_t /*rows*/,
+                                       std::size_t /*patches*/) const {
+        return 0;
+    }
+    virtual Status prepare_vision(const VisionShape& shape, std::size_t rows,
+                                  std::size_t patches) = 0;
+    virtual void add_rows(const AddRows& op) = 0;
+    virtual void gelu(const Gelu& op) = 0;
+    virtual void store_patch_heads(const StorePatchHeads& op) = 0;
+    virtual void patch_attention(const PatchAttention& op) = 0;
 };
 
 }  // namespace percheron::ops

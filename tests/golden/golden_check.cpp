@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "golden/picture_check.h"
 #include "model/network.h"
 #include "ops/composed_backend.h"
 #include "support/host_caches.h"
@@ -69,13 +70,15 @@ struct PromptRun {
 class PromptCheck {
   public:
     PromptCheck(const model::ModelConfig& config, model::Network& network, ops::Backend& backend,
-                const GoldenFile& golden, const GoldenOptions& options, std::string prompt)
+                const GoldenFile& golden, const GoldenOptions& options, std::string prompt,
+                std::vector<float> features)
         : config_(config),
           network_(network),
           backend_(backend),
           golden_(golden),
           options_(options),
-          prompt_(std::move(prompt)) {
+          prompt_(std::move(prompt)),
+          features_(std::move(features)) {
         for (const int id : golden.ids(prompt_)) {
             ids_.push_back(TokenId(id));
         }
@@ -95,8 +98,13 @@ class PromptCheck {
             pages.push_back(PageId(page - 1));
         }
         SequenceRunner runner(network_, caches.views(), RequestSlot(0), pages);
-        const std::vector<ops::EmbeddingOverride> features = image_features();
-        runner.overrides = features;
+        const std::vector<ops::EmbeddingOverride> overrides = picture_rows();
+        if (overrides.size() * config_.hidden != features_.size()) {
+            return Error(ErrorCode::internal,
+                         prompt_ + ": has " + std::to_string(overrides.size()) +
+                             " placeholders for " + std::to_string(features_.size()) + " numbers");
+        }
+        runner.overrides = overrides;
         PERCHERON_TRY(compute(runner));
 
         figures_.prompts = 1;
@@ -118,14 +126,13 @@ class PromptCheck {
         return run_.logits.data() + position * config_.vocabulary;
     }
 
-    // The rows of image placeholders, from features stored beside the prompt.
-    std::vector<ops::EmbeddingOverride> image_features() const {
+    // What stands in the place of image placeholders.
+    std::vector<ops::EmbeddingOverride> picture_rows() const {
         std::vector<ops::EmbeddingOverride> overrides;
-        const GoldenTensor* const features = golden_.find("image_a.f32.features");
-        if (features == nullptr) return overrides;
         for (std::size_t row = 0; row < ids_.size(); ++row) {
             if (ids_[row] != config_.image_token) continue;
-            overrides.push_back({static_cast<std::uint32_t>(row), features->row(overrides.size())});
+            overrides.push_back({static_cast<std::uint32_t>(row),
+                                 features_.data() + overrides.size() * config_.hidden});
         }
         return overrides;
     }
@@ -350,20 +357,11 @@ class PromptCheck {
     const GoldenFile& golden_;
     const GoldenOptions& options_;
     std::string prompt_;
+    std::vector<float> features_;  // of the prompt's pictures
     std::vector<TokenId> ids_;
     PromptRun run_;
     GoldenFigures figures_;
 };
-
-// Whether every picture of the prompt has its features in the file.
-bool computable(const GoldenFile& golden, const model::ModelConfig& config,
-                const std::string& prompt) {
-    const std::vector<int> ids = golden.ids(prompt);
-    const auto placeholders =
-        static_cast<std::size_t>(std::count(ids.begin(), ids.end(), to_int(config.image_token)));
-    const GoldenTensor* const features = golden.find("image_a.f32.features");
-    return placeholders == 0 || (features != nullptr && features->rows() == placeholders);
-}
 
 std::string line(const char* name, const Difference& d) {
     char text[160];
@@ -402,6 +400,7 @@ void GoldenFigures::add(const GoldenFigures& other) {
     clear_top_token.add(other.clear_top_token);
     greedy.add(other.greedy);
     pools.add(other.pools);
+    features.add(other.features);
     layers.add(other.layers);
     hidden.add(other.hidden);
     kda_state.add(other.kda_state);
@@ -416,6 +415,7 @@ std::string GoldenFigures::to_string() const {
     };
     difference("logits", logits);
     difference("last top logits", last_logits);
+    difference("vision features", features);
     difference("layer outputs", layers);
     difference("final hidden", hidden);
     difference("KDA state", kda_state);
@@ -446,11 +446,17 @@ Result<GoldenFigures> check_golden(checkpoint::Checkpoint& checkpoint, ops::Back
     std::iota(layers.begin(), layers.end(), std::size_t{0});
     PERCHERON_TRY(network->set_taps(layers));
 
+    PERCHERON_ASSIGN(PictureCheck pictures,
+                     PictureCheck::make(checkpoint, backend, golden.folder()));
     GoldenFigures total;
+    PERCHERON_ASSIGN(const std::vector<double> features, pictures.compare(golden));
+    for (const double ratio : features) {
+        total.features.add(ratio);
+    }
     for (const std::string& prompt : golden.prompts()) {
         if (!options.only.empty() && prompt != options.only) continue;
-        if (!computable(golden, config, prompt)) continue;
-        PromptCheck check(config, *network, backend, golden, options, prompt);
+        PERCHERON_ASSIGN(std::vector<float> rows, pictures.features_of_prompt(prompt));
+        PromptCheck check(config, *network, backend, golden, options, prompt, std::move(rows));
         PERCHERON_ASSIGN(const GoldenFigures figures, check.run());
         if (options.progress) options.progress(prompt, figures);
         total.add(figures);
@@ -463,7 +469,7 @@ std::vector<std::string> shortcomings(const GoldenFigures& figures, ops::Arithme
     const auto require = [&](bool met, std::string sentence) {
         if (!met) sentences.push_back(std::move(sentence));
     };
-    require(figures.prompts > 0, "No golden prompt was compared.");
+    require(figures.prompts + figures.features.positions > 0, "Nothing golden was compared.");
     if (arithmetic == ops::Arithmetic::standard) {
         require(figures.top_token.share() >= 0.99,
                 "The top token agrees at fewer than 99 % of the positions.");
@@ -476,6 +482,7 @@ std::vector<std::string> shortcomings(const GoldenFigures& figures, ops::Arithme
     };
     close("the logits", figures.logits);
     close("the last position's top logits", figures.last_logits);
+    close("the vision features", figures.features);
     close("the layers' outputs", figures.layers);
     close("the final hidden rows", figures.hidden);
     close("the KDA states", figures.kda_state);

@@ -57,6 +57,7 @@ struct GoldenFigures {
     Agreement clear_top_token;  // where the gap exceeds 2e-3 x RMS
     Agreement greedy;           // tokens up to the first gap of 1e-2 x RMS or less
     Agreement pools;            // (position, layer) with a threshold gap above 1e-4
+    Difference features;        // rows of the vision tower
     Difference layers;
     Difference hidden;
     Difference kda_state;
@@ -72,7 +73,8 @@ struct GoldenOptions {
     std::function<void(const std::string& prompt, const GoldenFigures&)> progress;
 };
 
-// Computes every golden prompt without pictures, or with pictures whose features are in the file.
+// Computes every golden prompt, its pictures through the vision tower, and compares the tower's
+// rows with the golden ones.
 // `backend` fixes the arithmetic.
 Result<GoldenFigures> check_golden(checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
                                    const GoldenFile& golden, const GoldenOptions& options);

@@ -54,6 +54,7 @@ Result<GoldenFile> GoldenFile::open(const std::filesystem::path& folder) {
     PERCHERON_ASSIGN(const auto file,
                      checkpoint::SafetensorsFile::open(folder / "golden.safetensors"));
     GoldenFile golden;
+    golden.folder_ = folder;
     for (const checkpoint::StoredTensor& stored : file.tensors()) {
         GoldenTensor& tensor = golden.tensors_[stored.name];
         tensor.shape = stored.shape;
@@ -71,6 +72,14 @@ Result<GoldenFile> GoldenFile::open(const std::filesystem::path& folder) {
         }
     }
     return golden;
+}
+
+std::vector<std::string> GoldenFile::names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) {
+        names.push_back(name);
+    }
+    return names;
 }
 
 std::vector<int> GoldenFile::ids(const std::string& prompt) const {

@@ -26,13 +26,17 @@ class GoldenFile {
   public:
     static Result<GoldenFile> open(const std::filesystem::path& folder);
 
+    const std::filesystem::path& folder() const { return folder_; }
     // Names of all prompts: every X of an X.ids.
     const std::vector<std::string>& prompts() const { return prompts_; }
+    // Names of all tensors.
+    std::vector<std::string> names() const;
     std::vector<int> ids(const std::string& prompt) const;
     // Nullptr when the file has no such tensor.
     const GoldenTensor* find(const std::string& name) const;
 
   private:
+    std::filesystem::path folder_;
     std::map<std::string, GoldenTensor> tensors_;
     std::vector<std::string> prompts_;
 };

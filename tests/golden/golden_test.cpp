@@ -91,6 +91,32 @@ TEST_P(EmbeddedModel, AgreesOnTheCpu) {
     EXPECT_GT(figures.greedy.compared, 40u);
 }
 
+// Pictures: the tower's rows, then prompts with one and two pictures, one of them over the edge of
+// two prefill chunks.
+TEST_P(EmbeddedModel, AgreesOnPictures) {
+    for (const std::size_t chunk : {64, 256}) {
+        GoldenFigures figures;
+        check_folders(source / "models/nano", source / "tests/data/nano_vision_golden", chunk,
+                      *cpu_backend(GetParam()), figures);
+        EXPECT_EQ(figures.prompts, 3u);
+        EXPECT_EQ(figures.positions, 34u + 67u + 79u);
+        EXPECT_EQ(figures.features.positions, 16u + 24u + 20u + 18u);
+        EXPECT_EQ(figures.greedy.compared, 12u);
+    }
+}
+
+// A tower of odd sizes: three heads of 16, patches of 5 pixels, a clamp that bites.
+TEST(RandomTower, AgreesInFp32) {
+    const fs::path folder = source / "tests/data/random_v";
+    GoldenFigures figures;
+    const auto reference = ops::reference::make_reference_backend(ops::Arithmetic::fp32);
+    check_folders(folder, folder, 64, *reference, figures);
+    EXPECT_EQ(figures.features.positions, 1u + 6u + 5u + 24u);
+    GoldenFigures on_cpu;
+    check_folders(folder, folder, 64, *cpu_backend(ops::Arithmetic::fp32), on_cpu);
+    EXPECT_EQ(on_cpu.features.positions, 1u + 6u + 5u + 24u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Both, EmbeddedModel,
                          testing::Values(ops::Arithmetic::standard, ops::Arithmetic::fp32),
                          [](const auto& info) {

@@ -341,6 +341,40 @@ TEST_P(NetworkTest, AnOverriddenEmbeddingReplacesTheTokens) {
     EXPECT_TRUE(same_bits(runner.prefill(ids, 64).value(), expected));
 }
 
+// A picture's rows over chunk edges: placeholders anywhere in the prompt, in any chunking.
+TEST_P(NetworkTest, PicturesInAnyChunkingLeaveTheSameBits) {
+    std::mt19937_64 random(17);
+    for (int round = 0; round < 6; ++round) {
+        const std::size_t length = 100 + random() % 150;
+        const std::vector<TokenId> ids = tokens(length, 40 + static_cast<std::uint64_t>(round));
+        const std::size_t first = round == 0 ? 0 : random() % (length - 60);
+        const std::size_t count = 1 + random() % 60;
+        std::vector<float> features(count * config_.hidden);
+        std::normal_distribution<float> normal;
+        for (float& value : features) {
+            value = normal(random);
+        }
+        std::vector<ops::EmbeddingOverride> rows;
+        for (std::size_t i = 0; i < count; ++i) {
+            rows.push_back(
+                {static_cast<std::uint32_t>(first + i), features.data() + i * config_.hidden});
+        }
+        Logits expected;
+        for (const std::size_t chunk : {512, 64, 128}) {
+            const HostCaches caches = make_caches();
+            SequenceRunner runner(*network_, caches.views(), RequestSlot(1),
+                                  pages_of({3, 1, 0, 2}));
+            runner.overrides = rows;
+            const Logits logits = runner.prefill(ids, chunk).value();
+            if (expected.empty()) {
+                expected = logits;
+                EXPECT_FALSE(same_bits(expected, prefill_alone(ids)));
+            }
+            EXPECT_TRUE(same_bits(logits, expected)) << first << " + " << count << " by " << chunk;
+        }
+    }
+}
+
 TEST_P(NetworkTest, OnlyWantedRowsGetLogits) {
     const std::vector<TokenId> ids = tokens(20, 9);
     const Logits all = prefill_alone(ids);

@@ -48,6 +48,14 @@ class CpuPrimitives : public Primitives {
     void swiglu(const Swiglu& op) override;
     void combine_experts(const CombineExperts& op) override;
 
+    Bytes vision_working_bytes(const VisionShape& shape, std::size_t rows,
+                               std::size_t patches) const override;
+    Status prepare_vision(const VisionShape& shape, std::size_t rows, std::size_t patches) override;
+    void add_rows(const AddRows& op) override;
+    void gelu(const Gelu& op) override;
+    void store_patch_heads(const StorePatchHeads& op) override;
+    void patch_attention(const PatchAttention& op) override;
+
     // A whole turn of the hyper-connections (MhcTurn), every block of rows by one thread from its
     // update to its norm: the rows stay in the first cache, and nothing waits in between.  Bits as
     // by the primitives above.  False, with nothing done, if the turn is better split otherwise:
@@ -61,6 +69,11 @@ class CpuPrimitives : public Primitives {
         std::size_t rows = 0, packed = 0, thread = 0, widest_input = 0;
     };
     static Sizes sizes(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows);
+    struct VisionSizes {
+        std::size_t packed = 0, thread = 0, panel = 0, widest_input = 0;
+    };
+    static VisionSizes vision_sizes(const VisionShape& shape, std::size_t rows,
+                                    std::size_t patches);
 
     // body(first, last, thread) over [0, count) in blocks that take a few microseconds, given the
     // vector operations of one item; on this thread alone if all of it is too little.

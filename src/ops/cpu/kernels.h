@@ -92,6 +92,8 @@ struct Kernels {
     // Channels [0, n): history[j] is the row met by tap j, the last one the current token's.
     void (*short_conv)(const float* const* history, const float* weight, std::size_t taps,
                        std::size_t n, float* out);
+    // values = e^(value - largest); returns their sum.  n >= 1.
+    float (*exponentials)(float* values, std::size_t n);
     // out = sum_j weights[j] * rows[j] + last
     void (*weighted_sum)(const float* const* rows, const float* weights, std::size_t count,
                          const float* last, std::size_t n, float* out);

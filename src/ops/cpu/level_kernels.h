@@ -23,6 +23,7 @@ constexpr Kernels kernels_of(std::string_view level) {
     table.sigmoid = sigmoid<V>;
     table.gated_norm = gated_norm<V>;
     table.short_conv = short_conv<V>;
+    table.exponentials = exponentials<V>;
     table.weighted_sum = weighted_sum<V>;
     table.kda_step = kda_step<V>;
     table.attend = attend<V>;

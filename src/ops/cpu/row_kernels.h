@@ -50,6 +50,30 @@ void swiglu(const float* gate, const float* up, float limit, std::size_t n, floa
 }
 
 template <class V>
+float exponentials(float* values, std::size_t n) {
+    float largest = values[0];
+    std::size_t i = 0;
+    if (n >= V::lanes) {
+        auto wide = V::load(values);
+        for (i = V::lanes; i + V::lanes <= n; i += V::lanes)
+            wide = V::max(wide, V::load(values + i));
+        float lanes[V::lanes];
+        V::store(lanes, wide);
+        for (const float lane : lanes)
+            if (lane > largest) largest = lane;
+    }
+    for (; i < n; ++i)
+        if (values[i] > largest) largest = values[i];
+    const auto top = V::set1(largest);
+    for_each_vector<V>(n, [&](std::size_t at, auto load, auto store) {
+        store(values + at, exponential<V>(V::sub(load(values + at), top)));
+    });
+    return chained_sum<V>(n, [values](std::size_t at, std::size_t count, typename V::F sum) {
+        return V::add(load_up_to<V>(values + at, count), sum);
+    });
+}
+
+template <class V>
 void l2_norm(const float* in, float scale, std::size_t n, float* out) {
     const auto factor = V::set1(scale / square_root(sum_of_squares<V>(in, n) + 1e-6f));
     for_each_vector<V>(n, [&](std::size_t i, auto load, auto store) {

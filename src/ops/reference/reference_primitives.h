@@ -34,6 +34,12 @@ class ReferencePrimitives : public Primitives {
     void router(const Router& op) override;
     void swiglu(const Swiglu& op) override;
     void combine_experts(const CombineExperts& op) override;
+
+    Status prepare_vision(const VisionShape&, std::size_t, std::size_t) override { return {}; }
+    void add_rows(const AddRows& op) override;
+    void gelu(const Gelu& op) override;
+    void store_patch_heads(const StorePatchHeads& op) override;
+    void patch_attention(const PatchAttention& op) override;
 };
 
 }  // namespace percheron::ops::reference
