@@ -109,10 +109,10 @@ Rows<float> ComposedBackend::rows_of(const Activations& activations) {
                        activations.columns);
 }
 
-Linear ComposedBackend::product(const WeightMatrix& weight, Rows<const float> input,
-                                Rows<float> output) const {
+Linear ComposedBackend::product(const RowBatch& batch, const WeightMatrix& weight,
+                                Rows<const float> input, Rows<float> output) const {
     assert(weight.k == input.columns && weight.n == output.columns && input.rows == output.rows);
-    return Linear{weight, input, output, arithmetic_};
+    return Linear{weight, input, output, arithmetic_, batch.numeric_class};
 }
 
 // ---- stages
@@ -174,17 +174,17 @@ void ComposedBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots
     const std::size_t width = heads * dim;
 
     const Linear projections[] = {
-        product(weights.q, input, s.raw.column_slice(0, width)),
-        product(weights.k, input, s.raw.column_slice(width, width)),
-        product(weights.v, input, s.raw.column_slice(2 * width, width)),
-        product(weights.f_a, input, s.decay_rank),
-        product(weights.g_a, input, s.gate_rank),
-        product(weights.beta, input, s.beta),
+        product(batch, weights.q, input, s.raw.column_slice(0, width)),
+        product(batch, weights.k, input, s.raw.column_slice(width, width)),
+        product(batch, weights.v, input, s.raw.column_slice(2 * width, width)),
+        product(batch, weights.f_a, input, s.decay_rank),
+        product(batch, weights.g_a, input, s.gate_rank),
+        product(batch, weights.beta, input, s.beta),
     };
     primitives_->linear(projections);
     const Linear expansions[] = {
-        product(weights.f_b, s.decay_rank, s.decay),
-        product(weights.g_b, s.gate_rank, s.gate),
+        product(batch, weights.f_b, s.decay_rank, s.decay),
+        product(batch, weights.g_b, s.gate_rank, s.gate),
     };
     primitives_->linear(expansions);
 
@@ -203,7 +203,7 @@ void ComposedBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots
         primitives_->kda_step(recurrence);
     }
     primitives_->gated_norm({dim, s.mixed, s.gate, weights.out_norm, shape_.rms_eps, s.mixed});
-    const Linear out[] = {product(weights.out, s.mixed, rows_of(y))};
+    const Linear out[] = {product(batch, weights.out, s.mixed, rows_of(y))};
     primitives_->linear(out);
 }
 
@@ -215,11 +215,11 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
     constexpr float index_norm_eps = 1e-6f;
 
     const Linear projections[] = {
-        product(weights.q_a, input, s.query_rank),
-        product(weights.kv_a, input, s.latent),
-        product(weights.index_k, input, s.index_key),
-        product(weights.index_gate, input, s.index_gate),
-        product(weights.index_head_weights, input, s.index_head_weights),
+        product(batch, weights.q_a, input, s.query_rank),
+        product(batch, weights.kv_a, input, s.latent),
+        product(batch, weights.index_k, input, s.index_key),
+        product(batch, weights.index_gate, input, s.index_gate),
+        product(batch, weights.index_head_weights, input, s.index_head_weights),
     };
     primitives_->linear(projections);
     primitives_->rms_norm({s.query_rank, weights.q_a_norm, shape_.rms_eps, s.query_rank});
@@ -227,8 +227,8 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
     primitives_->layer_norm(
         {s.index_key, weights.index_k_norm, weights.index_k_bias, index_norm_eps, s.index_key});
     const Linear queries[] = {
-        product(weights.q_b, s.query_rank, s.query),
-        product(weights.index_q, s.query_rank, s.index_query),
+        product(batch, weights.q_b, s.query_rank, s.query),
+        product(batch, weights.index_q, s.query_rank, s.index_query),
     };
     primitives_->linear(queries);
 
@@ -251,11 +251,13 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
 
     const LatentHeads heads{shape_.attention_heads, shape_.query_key_dim, shape_.value_dim,
                             shape_.latent};
-    primitives_->absorb_queries({heads, weights.kv_b, s.query, arithmetic_, s.absorbed});
+    primitives_->absorb_queries(
+        {heads, weights.kv_b, s.query, arithmetic_, s.absorbed, batch.numeric_class});
     primitives_->latent_attention(
         {heads, s.absorbed, s.positions, s.counts, pages, &batch, arithmetic_, s.read});
-    primitives_->expand_values({heads, weights.kv_b, s.read, arithmetic_, s.values});
-    const Linear out[] = {product(weights.out, s.values, rows_of(y))};
+    primitives_->expand_values(
+        {heads, weights.kv_b, s.read, arithmetic_, s.values, batch.numeric_class});
+    const Linear out[] = {product(batch, weights.out, s.values, rows_of(y))};
     primitives_->linear(out);
 }
 
@@ -265,10 +267,11 @@ void ComposedBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatc
     const FeedForwardScratch s =
         FeedForwardScratch::lay_out(scratch_, batch.rows(), weights.gate.n);
     const Rows<const float> input = rows_of(x);
-    const Linear in[] = {product(weights.gate, input, s.gate), product(weights.up, input, s.up)};
+    const Linear in[] = {product(batch, weights.gate, input, s.gate),
+                         product(batch, weights.up, input, s.up)};
     primitives_->linear(in);
     primitives_->swiglu({s.gate, s.up, shape_.swiglu_limit, s.gate});
-    const Linear out[] = {product(weights.down, s.gate, rows_of(y))};
+    const Linear out[] = {product(batch, weights.down, s.gate, rows_of(y))};
     primitives_->linear(out);
 }
 
@@ -317,20 +320,21 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     };
     each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
         const Rows<const float> own = s.input.slice(first, count);
-        expert_products_.push_back(product(expert.gate, own, s.routed.gate.slice(first, count)));
-        expert_products_.push_back(product(expert.up, own, s.routed.up.slice(first, count)));
+        expert_products_.push_back(
+            product(batch, expert.gate, own, s.routed.gate.slice(first, count)));
+        expert_products_.push_back(product(batch, expert.up, own, s.routed.up.slice(first, count)));
     });
-    expert_products_.push_back(product(weights.shared.gate, input, s.shared.gate));
-    expert_products_.push_back(product(weights.shared.up, input, s.shared.up));
+    expert_products_.push_back(product(batch, weights.shared.gate, input, s.shared.gate));
+    expert_products_.push_back(product(batch, weights.shared.up, input, s.shared.up));
     primitives_->linear(expert_products_);
     primitives_->swiglu({s.routed.gate, s.routed.up, shape_.swiglu_limit, s.routed.gate});
     primitives_->swiglu({s.shared.gate, s.shared.up, shape_.swiglu_limit, s.shared.gate});
 
     each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
-        expert_products_.push_back(
-            product(expert.down, s.routed.gate.slice(first, count), s.output.slice(first, count)));
+        expert_products_.push_back(product(batch, expert.down, s.routed.gate.slice(first, count),
+                                           s.output.slice(first, count)));
     });
-    expert_products_.push_back(product(weights.shared.down, s.shared.gate, output));
+    expert_products_.push_back(product(batch, weights.shared.down, s.shared.gate, output));
     primitives_->linear(expert_products_);
     primitives_->combine_experts({s.output, s.place, s.weights, output, output});
 }
@@ -343,7 +347,7 @@ void ComposedBackend::head(const WeightMatrix& head, const RowBatch& batch, Acti
     for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
         std::copy_n(rows_of(hidden).row(batch.logit_rows[i]), hidden.columns, wanted.row(i));
     }
-    const Linear products[] = {product(head, wanted, rows_of(logits))};
+    const Linear products[] = {product(batch, head, wanted, rows_of(logits))};
     primitives_->linear(products);
 }
 

@@ -68,8 +68,9 @@ class ComposedBackend : public Backend {
 
     static Rows<float> rows_of(const Activations& activations);
 
-    // One product with this backend's arithmetic.
-    Linear product(const WeightMatrix& weight, Rows<const float> input, Rows<float> output) const;
+    // One product with this backend's arithmetic and the batch's class.
+    Linear product(const RowBatch& batch, const WeightMatrix& weight, Rows<const float> input,
+                   Rows<float> output) const;
 
   private:
     std::string name_;

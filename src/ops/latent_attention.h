@@ -56,6 +56,7 @@ struct AbsorbQueries {
     Rows<const float> query;
     Arithmetic arithmetic = Arithmetic::standard;
     Rows<float> absorbed;
+    NumericClass numeric_class = NumericClass::decode;
 };
 
 struct LatentAttention {
@@ -75,6 +76,7 @@ struct ExpandValues {
     Rows<const float> read;
     Arithmetic arithmetic = Arithmetic::standard;
     Rows<float> output;
+    NumericClass numeric_class = NumericClass::decode;
 };
 
 }  // namespace percheron::ops

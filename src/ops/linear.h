@@ -6,7 +6,8 @@
 // Numerics: `standard` rounds each input element to bf16 (nearest even) before the product; `fp32`
 //           does not.  The weight is its exact dequantised value, products and sums are fp32 (an
 //           oracle may sum wider).  The order of the sum over k is fixed by the weight's shape and
-//           format alone: a row's bits are the same for any R and any neighbours.
+//           format and the rows' numeric class alone: a row's bits are the same for any R and any
+//           neighbours.
 // Effects:  writes output.  No overlap of output with anything.
 //
 // A span of Linear is computed as a set: no member reads another's output, members may share an
@@ -24,6 +25,7 @@ struct Linear {
     Rows<const float> input;
     Rows<float> output;
     Arithmetic arithmetic = Arithmetic::standard;
+    NumericClass numeric_class = NumericClass::decode;
 };
 
 }  // namespace percheron::ops

@@ -342,12 +342,12 @@ struct SparseCase {
         result.read.resize(rows * heads * latent);
         result.values.resize(rows * heads * value_dim);
         ops.absorb_queries({shape, kv_b.view, rows_of(query, heads * query_key_dim), arithmetic,
-                            rows_of(result.absorbed, heads * latent)});
+                            rows_of(result.absorbed, heads * latent), batch.numeric_class});
         ops.latent_attention({shape, rows_of(result.absorbed, heads * latent), selected, counts,
                               memory.view, &batch, arithmetic,
                               rows_of(result.read, heads * latent)});
         ops.expand_values({shape, kv_b.view, rows_of(result.read, heads * latent), arithmetic,
-                           rows_of(result.values, heads * value_dim)});
+                           rows_of(result.values, heads * value_dim), batch.numeric_class});
         return result;
     }
 };

@@ -11,6 +11,7 @@ namespace {
 constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::f32, WeightFormat::fp8_block,
                                     WeightFormat::w4a16, WeightFormat::nvfp4};
 constexpr Arithmetic arithmetics[] = {Arithmetic::standard, Arithmetic::fp32};
+constexpr NumericClass classes[] = {NumericClass::decode, NumericClass::prefill};
 
 class Products : public testing::TestWithParam<std::string> {};
 
@@ -27,11 +28,29 @@ std::vector<Shape> shapes(Random& random) {
 }
 
 std::vector<float> product(CpuOps& cpu, const WeightMatrix& weight, std::vector<float>& x,
-                           Arithmetic arithmetic) {
+                           Arithmetic arithmetic,
+                           NumericClass numeric_class = NumericClass::decode) {
     std::vector<float> y(x.size() / weight.k * weight.n, -1.0f);
-    const Linear op{weight, rows_of(x, weight.k), rows_of(y, weight.n), arithmetic};
+    const Linear op{weight, rows_of(x, weight.k), rows_of(y, weight.n), arithmetic, numeric_class};
     cpu.ops.linear(std::span(&op, 1));
     return y;
+}
+
+// Bounded by the sum of magnitudes, not by the result: sums may cancel.
+void expect_close(const WeightMatrix& weight, const std::vector<float>& x,
+                  const std::vector<float>& y, const std::vector<float>& expected) {
+    std::vector<float> row(weight.k);
+    for (std::size_t n = 0; n < weight.n; ++n) {
+        dequantise_row(weight, n, row.data());
+        for (std::size_t r = 0; r < x.size() / weight.k; ++r) {
+            double magnitude = 0;
+            for (std::size_t i = 0; i < weight.k; ++i)
+                magnitude += std::abs(row[i] * x[r * weight.k + i]);
+            ASSERT_NEAR(y[r * weight.n + n], expected[r * weight.n + n], 2e-6 * magnitude + 1e-30)
+                << name_of(weight.format) << " n " << weight.n << " k " << weight.k << " row " << r
+                << " output " << n;
+        }
+    }
 }
 
 TEST_P(Products, AgreeWithTheOracle) {
@@ -45,25 +64,14 @@ TEST_P(Products, AgreeWithTheOracle) {
             for (const std::size_t rows : {std::size_t{1}, std::size_t{5}, std::size_t{19}}) {
                 for (const Arithmetic arithmetic : arithmetics) {
                     std::vector<float> x = random.floats(rows * shape.k);
-                    const std::vector<float> y = product(cpu, weight.view, x, arithmetic);
-                    std::vector<float> expected(y.size());
+                    std::vector<float> expected(rows * shape.n);
                     const Linear op{weight.view, rows_of(x, shape.k), rows_of(expected, shape.n),
                                     arithmetic};
                     oracle.linear(std::span(&op, 1));
-                    // Bounded by the sum of magnitudes, not by the result: sums may cancel.
-                    std::vector<float> row(shape.k);
-                    for (std::size_t n = 0; n < shape.n; ++n) {
-                        dequantise_row(weight.view, n, row.data());
-                        for (std::size_t r = 0; r < rows; ++r) {
-                            double magnitude = 0;
-                            for (std::size_t i = 0; i < shape.k; ++i)
-                                magnitude += std::abs(row[i] * x[r * shape.k + i]);
-                            ASSERT_NEAR(y[r * shape.n + n], expected[r * shape.n + n],
-                                        2e-6 * magnitude + 1e-30)
-                                << name_of(format) << " n " << shape.n << " k " << shape.k
-                                << " row " << r << " output " << n;
-                        }
-                    }
+                    for (const NumericClass numeric_class : classes)
+                        expect_close(weight.view, x,
+                                     product(cpu, weight.view, x, arithmetic, numeric_class),
+                                     expected);
                 }
             }
         }
@@ -81,19 +89,24 @@ TEST_P(Products, ARowHasTheSameBitsInAnyNumberOfRowsAndThreads) {
             constexpr std::size_t most = 255;
             std::vector<float> x = random.floats(most * shape.k);
             for (const Arithmetic arithmetic : arithmetics) {
-                const std::vector<float> all = product(two, weight.view, x, arithmetic);
-                ASSERT_TRUE(bits_equal(all, product(one, weight.view, x, arithmetic)));
-                for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 64}) {
-                    const std::size_t first = random.between(0, most - rows);
-                    std::vector<float> part(
-                        x.begin() + static_cast<std::ptrdiff_t>(first * shape.k),
-                        x.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.k));
-                    const std::vector<float> expected(
-                        all.begin() + static_cast<std::ptrdiff_t>(first * shape.n),
-                        all.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.n));
-                    ASSERT_TRUE(bits_equal(product(two, weight.view, part, arithmetic), expected))
-                        << name_of(format) << " n " << shape.n << " k " << shape.k << " rows "
-                        << rows;
+                for (const NumericClass numeric_class : classes) {
+                    const std::vector<float> all =
+                        product(two, weight.view, x, arithmetic, numeric_class);
+                    ASSERT_TRUE(
+                        bits_equal(all, product(one, weight.view, x, arithmetic, numeric_class)));
+                    for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 64}) {
+                        const std::size_t first = random.between(0, most - rows);
+                        std::vector<float> part(
+                            x.begin() + static_cast<std::ptrdiff_t>(first * shape.k),
+                            x.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.k));
+                        const std::vector<float> expected(
+                            all.begin() + static_cast<std::ptrdiff_t>(first * shape.n),
+                            all.begin() + static_cast<std::ptrdiff_t>((first + rows) * shape.n));
+                        ASSERT_TRUE(bits_equal(
+                            product(two, weight.view, part, arithmetic, numeric_class), expected))
+                            << name_of(format) << " n " << shape.n << " k " << shape.k << " rows "
+                            << rows << " prefill " << (numeric_class == NumericClass::prefill);
+                    }
                 }
             }
         }
@@ -112,12 +125,14 @@ TEST_P(Products, ASetIsItsMembers) {
         weights.push_back(random_matrix(random, formats[random.between(0, 4)],
                                         random.between(1, 90), first ? 256 : 384));
         together.emplace_back(weights.back().view.n * (first ? 3 : 2));
-        alone.push_back(product(cpu, weights.back().view, first ? x : z, Arithmetic::standard));
+        alone.push_back(
+            product(cpu, weights.back().view, first ? x : z, Arithmetic::standard, classes[i % 2]));
     }
     for (std::size_t i = 0; i < weights.size(); ++i) {
         const bool first = weights[i].view.k == 256;
         ops.push_back({weights[i].view, rows_of(first ? x : z, weights[i].view.k),
-                       rows_of(together[i], weights[i].view.n), Arithmetic::standard});
+                       rows_of(together[i], weights[i].view.n), Arithmetic::standard,
+                       classes[i % 2]});
     }
     cpu.ops.linear(ops);
     for (std::size_t i = 0; i < weights.size(); ++i)
@@ -128,15 +143,20 @@ TEST_P(Products, WriteOnlyTheirColumnsOfAWiderMatrix) {
     Random random(14);
     CpuOps cpu(GetParam());
     const StoredMatrix weight = random_matrix(random, WeightFormat::bf16, 37, 100);
-    std::vector<float> wide = random.floats(5 * 120), y(5 * 64, 7.0f);
+    std::vector<float> wide = random.floats(5 * 120);
     const Rows<const float> x = rows_of(wide, 120).column_slice(11, 100);
-    const Linear op{weight.view, x, rows_of(y, 64).column_slice(20, 37), Arithmetic::standard};
-    cpu.ops.linear(std::span(&op, 1));
-    for (std::size_t r = 0; r < 5; ++r) {
-        std::vector<float> row(x.row(r), x.row(r) + 100);
-        const std::vector<float> expected = product(cpu, weight.view, row, Arithmetic::standard);
-        for (std::size_t c = 0; c < 64; ++c)
-            ASSERT_EQ(y[r * 64 + c], c < 20 || c >= 57 ? 7.0f : expected[c - 20]);
+    for (const NumericClass numeric_class : classes) {
+        std::vector<float> y(5 * 64, 7.0f);
+        const Linear op{weight.view, x, rows_of(y, 64).column_slice(20, 37), Arithmetic::standard,
+                        numeric_class};
+        cpu.ops.linear(std::span(&op, 1));
+        for (std::size_t r = 0; r < 5; ++r) {
+            std::vector<float> row(x.row(r), x.row(r) + 100);
+            const std::vector<float> expected =
+                product(cpu, weight.view, row, Arithmetic::standard, numeric_class);
+            for (std::size_t c = 0; c < 64; ++c)
+                ASSERT_EQ(y[r * 64 + c], c < 20 || c >= 57 ? 7.0f : expected[c - 20]);
+        }
     }
 }
 

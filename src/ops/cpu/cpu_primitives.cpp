@@ -49,7 +49,8 @@ CpuPrimitives::Sizes CpuPrimitives::sizes(const NetworkShape& shape, std::size_t
          attention_thread_floats(shape.latent, shape.index_topk + shape.index_pool)});
     sizes.widest_input =
         std::max({shape.hidden * shape.streams, shape.dense_intermediate, shape.latent,
-                  shape.expert_intermediate, shape.shared_intermediate, kda_width, value_width});
+                  shape.query_key_dim, shape.query_rank, shape.expert_intermediate,
+                  shape.shared_intermediate, kda_width, value_width});
     return sizes;
 }
 

@@ -209,20 +209,22 @@ void CpuPrimitives::absorb_queries(const AbsorbQueries& op) {
     const std::size_t rows = op.query.rows;
     if (rows == 0) return;
     products_.start();
-    products_.reserve_panels(shape.latent);
+    products_.reserve_panels(std::max(shape.latent, shape.query_key_dim));
     const std::size_t width = packed_width(shape.query_key_dim);
     const float* const query = products_.pack_heads(op.query, shape.heads, shape.query_key_dim,
                                                     op.arithmetic == Arithmetic::standard);
+    const auto product = op.numeric_class == NumericClass::prefill
+                             ? kernels_.product_transposed_prefill
+                             : kernels_.product_transposed;
     constexpr std::size_t columns = 64;
     const std::size_t blocks = (shape.latent + columns - 1) / columns;
     pool_.parallel_for(shape.heads * blocks, [&](std::size_t task, std::size_t thread) {
         const std::size_t head = task / blocks, first = task % blocks * columns;
-        kernels_.product_transposed(op.kv_b, head * (shape.query_key_dim + shape.value_dim),
-                                    shape.query_key_dim, first,
-                                    std::min(first + columns, shape.latent),
-                                    {query + head * width, shape.heads * width, rows},
-                                    op.absorbed.data + head * shape.latent + first,
-                                    op.absorbed.stride, products_.panel(thread));
+        product(op.kv_b, head * (shape.query_key_dim + shape.value_dim), shape.query_key_dim, first,
+                std::min(first + columns, shape.latent),
+                {query + head * width, shape.heads * width, rows},
+                op.absorbed.data + head * shape.latent + first, op.absorbed.stride,
+                products_.panel(thread));
     });
 }
 
@@ -274,7 +276,7 @@ void CpuPrimitives::expand_values(const ExpandValues& op) {
     products_.start();
     const std::size_t width = packed_width(shape.latent);
     const bool round = op.arithmetic == Arithmetic::standard;
-    const PackedLayout layout = layout_for(op.kv_b.format);
+    const PackedLayout layout = layout_for(op.kv_b.format, op.numeric_class);
     const float* const natural =
         layout == PackedLayout::natural
             ? products_.pack_heads(op.read, shape.heads, shape.latent, round)
@@ -288,7 +290,8 @@ void CpuPrimitives::expand_values(const ExpandValues& op) {
                 : products_.pack(op.read.column_slice(head * shape.latent, shape.latent), layout,
                                  round);
         products_.add({op.kv_b, first, first + shape.value_dim, input,
-                       op.output.data + head * shape.value_dim, op.output.stride});
+                       op.output.data + head * shape.value_dim, op.output.stride,
+                       op.numeric_class});
     }
     products_.run();
 }

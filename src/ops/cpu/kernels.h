@@ -45,7 +45,11 @@ constexpr std::size_t panel_rows(std::size_t k) {
     return k <= 4096 ? 48 : 24;
 }
 constexpr std::size_t panel_floats(std::size_t k) {
-    return (panel_rows(k) + most_rows_in_registers) * packed_width(k);
+    return (panel_rows(k) + most_rows_in_registers + 1) * packed_width(k);
+}
+// Outputs of a panel of the prefill class; a dequantised row lies beside it.
+constexpr std::size_t prefill_panel_outputs(std::size_t k) {
+    return k <= 4096 ? 64 : 32;
 }
 
 // The same for any width up to k: wide inputs have fewer outputs in a panel.
@@ -74,6 +78,15 @@ struct Kernels {
                                std::size_t first_column, std::size_t last_column,
                                const PackedRows& x, float* out, std::size_t out_stride,
                                float* panel);
+
+    // The same two for rows of the prefill class, made for many rows: sums in order of k instead of
+    // lane by lane.  x is natural in both.
+    void (*product_prefill)(const WeightMatrix& weight, std::size_t first, std::size_t last,
+                            const PackedRows& x, float* out, std::size_t out_stride, float* panel);
+    void (*product_transposed_prefill)(const WeightMatrix& weight, std::size_t first_row,
+                                       std::size_t count, std::size_t first_column,
+                                       std::size_t last_column, const PackedRows& x, float* out,
+                                       std::size_t out_stride, float* panel);
 
     // Rows, as in the headers of the primitives of the same name.
     void (*rms_norm)(const float* in, const float* weight, float eps, std::size_t n, float* out);

@@ -1,6 +1,7 @@
 // The whole table for one vector type.  Included by one file a level.
 #pragma once
 
+#include "ops/cpu/prefill_kernels.h"
 #include "ops/cpu/product_kernels.h"
 #include "ops/cpu/row_kernels.h"
 #include "ops/cpu/sequence_kernels.h"
@@ -15,6 +16,8 @@ constexpr Kernels kernels_of(std::string_view level) {
     table.pack_row = pack_row<V>;
     table.product = product<V>;
     table.product_transposed = product_transposed<V>;
+    table.product_prefill = product_prefill<V>;
+    table.product_transposed_prefill = product_transposed_prefill<V>;
     table.rms_norm = rms_norm<V>;
     table.layer_norm = layer_norm<V>;
     table.swiglu = swiglu<V>;

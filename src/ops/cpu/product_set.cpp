@@ -12,8 +12,10 @@ constexpr std::size_t worth_a_region = 40'000;
 constexpr std::size_t least_task = 30'000;
 constexpr std::size_t tasks_per_thread = 4;
 
-// Tasks end on multiples of what every tile divides.
-constexpr std::size_t block_outputs = 24;
+// Tasks end on multiples of what every tile divides; those of the prefill class on whole slices.
+constexpr std::size_t block_of(NumericClass numeric_class) {
+    return numeric_class == NumericClass::prefill ? 32 : 24;
+}
 
 // The work of one output: dequantising it, then one multiply-add for every row.
 std::size_t work_of_output(const Product& product) {
@@ -100,9 +102,11 @@ void ProductSet::run() {
 
     const auto compute = [this](const Product& product, std::size_t first, std::size_t last,
                                 std::size_t thread) {
-        kernels_.product(product.weight, first, last, product.input,
-                         product.output + (first - product.first), product.output_stride,
-                         panel(thread));
+        const auto kernel = product.numeric_class == NumericClass::prefill
+                                ? kernels_.product_prefill
+                                : kernels_.product;
+        kernel(product.weight, first, last, product.input, product.output + (first - product.first),
+               product.output_stride, panel(thread));
     };
     if (work < worth_a_region || pool_.threads() == 1) {
         for (const Product& product : products_)
@@ -114,9 +118,9 @@ void ProductSet::run() {
     pieces_.clear();
     for (std::size_t i = 0; i < products_.size(); ++i) {
         const Product& product = products_[i];
+        const std::size_t least = block_of(product.numeric_class);
         const std::size_t block =
-            std::max<std::size_t>(1, task_work / (work_of_output(product) * block_outputs)) *
-            block_outputs;
+            std::max<std::size_t>(1, task_work / (work_of_output(product) * least)) * least;
         for (std::size_t first = product.first; first < product.last; first += block)
             pieces_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(first),
                                static_cast<std::uint32_t>(std::min(first + block, product.last))});
@@ -132,9 +136,9 @@ void ProductSet::run(std::span<const Linear> ops) {
     for (const Linear& op : ops) {
         assert(op.input.columns == op.weight.k && op.output.columns == op.weight.n);
         if (op.input.rows == 0 || op.weight.n == 0) continue;
-        const PackedRows input =
-            pack(op.input, layout_for(op.weight.format), op.arithmetic == Arithmetic::standard);
-        add({op.weight, 0, op.weight.n, input, op.output.data, op.output.stride});
+        const PackedRows input = pack(op.input, layout_for(op.weight.format, op.numeric_class),
+                                      op.arithmetic == Arithmetic::standard);
+        add({op.weight, 0, op.weight.n, input, op.output.data, op.output.stride, op.numeric_class});
     }
     run();
 }

@@ -23,7 +23,13 @@ struct Product {
     PackedRows input;
     float* output = nullptr;  // of output `first`, row 0
     std::size_t output_stride = 0;
+    NumericClass numeric_class = NumericClass::decode;
 };
+
+// How the rows of a class are packed for weights of a format.
+inline PackedLayout layout_for(WeightFormat format, NumericClass numeric_class) {
+    return numeric_class == NumericClass::prefill ? PackedLayout::natural : layout_for(format);
+}
 
 class ProductSet {
   public:

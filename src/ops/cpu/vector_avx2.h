@@ -104,6 +104,29 @@ struct Avx2 {
         return _mm256_fmsub_ps(value, scale.scale, scale.eight);
     }
 
+    static F as_floats(Words words) { return _mm256_castsi256_ps(words); }
+    static Words as_words(F floats) { return _mm256_castps_si256(floats); }
+
+    // Lane j of m[i] becomes lane i of m[j].
+    static void transpose(F (&m)[8]) {
+        F pairs[8], fours[8];
+        for (int i = 0; i < 8; i += 2) {
+            pairs[i] = _mm256_unpacklo_ps(m[i], m[i + 1]);
+            pairs[i + 1] = _mm256_unpackhi_ps(m[i], m[i + 1]);
+        }
+        // fours[4 * b + c], half p: column 4 * p + c of rows 4 * b to 4 * b + 3.
+        for (int b = 0; b < 8; b += 4) {
+            fours[b] = _mm256_shuffle_ps(pairs[b], pairs[b + 2], 0x44);
+            fours[b + 1] = _mm256_shuffle_ps(pairs[b], pairs[b + 2], 0xee);
+            fours[b + 2] = _mm256_shuffle_ps(pairs[b + 1], pairs[b + 3], 0x44);
+            fours[b + 3] = _mm256_shuffle_ps(pairs[b + 1], pairs[b + 3], 0xee);
+        }
+        for (int c = 0; c < 4; ++c) {
+            m[c] = _mm256_permute2f128_ps(fours[c], fours[4 + c], 0x20);
+            m[4 + c] = _mm256_permute2f128_ps(fours[c], fours[4 + c], 0x31);
+        }
+    }
+
     static void load_interleaved4(const float* from, F out[4]) {
         const F a = load(from), b = load(from + 8), c = load(from + 16), d = load(from + 24);
         const F ab_low = _mm256_unpacklo_ps(a, b), ab_high = _mm256_unpackhi_ps(a, b);

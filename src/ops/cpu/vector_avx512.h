@@ -99,6 +99,44 @@ struct Avx512 {
     }
     static F nibble(Words words, Scale scale) { return _mm512_permutexvar_ps(words, scale); }
 
+    static F as_floats(Words words) { return _mm512_castsi512_ps(words); }
+    static Words as_words(F floats) { return _mm512_castps_si512(floats); }
+
+    // Lane j of m[i] becomes lane i of m[j].
+    static void transpose(F (&m)[16]) {
+        F pairs[16], fours[16];
+        const auto join_low = [](F x, F y) {
+            return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+        };
+        const auto join_high = [](F x, F y) {
+            return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+        };
+#pragma GCC unroll 8
+        for (int i = 0; i < 16; i += 2) {
+            pairs[i] = _mm512_unpacklo_ps(m[i], m[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_ps(m[i], m[i + 1]);
+        }
+        // fours[4 * b + c], 128-bit part p: column 4 * p + c of rows 4 * b to 4 * b + 3.
+#pragma GCC unroll 4
+        for (int b = 0; b < 16; b += 4) {
+            fours[b] = join_low(pairs[b], pairs[b + 2]);
+            fours[b + 1] = join_high(pairs[b], pairs[b + 2]);
+            fours[b + 2] = join_low(pairs[b + 1], pairs[b + 3]);
+            fours[b + 3] = join_high(pairs[b + 1], pairs[b + 3]);
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) {
+            const F even_low = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0x88);
+            const F odd_low = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0xdd);
+            const F even_high = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0x88);
+            const F odd_high = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0xdd);
+            m[c] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+            m[8 + c] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+            m[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+            m[12 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+        }
+    }
+
     // out[j] lane i = from[4 * i + j]
     static void load_interleaved4(const float* from, F out[4]) {
         const F a = load(from), b = load(from + 16), c = load(from + 32), d = load(from + 48);

@@ -103,6 +103,17 @@ struct Highway {
         return hn::Mul(hn::ConvertTo(Tag(), centred), scale);
     }
 
+    static F as_floats(Words words) { return hwy::HWY_NAMESPACE::BitCast(Tag(), words); }
+    static Words as_words(F floats) { return hwy::HWY_NAMESPACE::BitCast(WordTag(), floats); }
+
+    // Lane j of m[i] becomes lane i of m[j].
+    static void transpose(F (&m)[4]) {
+        float rows[16];
+        for (std::size_t i = 0; i < 4; ++i)
+            store(rows + 4 * i, m[i]);
+        load_interleaved4(rows, m);
+    }
+
     static void load_interleaved4(const float* from, F out[4]) {
         hwy::HWY_NAMESPACE::LoadInterleaved4(Tag(), from, out[0], out[1], out[2], out[3]);
     }
