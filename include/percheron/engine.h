@@ -222,6 +222,8 @@ struct EngineStatus {
     std::uint64_t checkpoints = 0;
     std::uint64_t steps = 0;
     std::uint64_t preemptions = 0;         // running choices that gave up their pages
+    std::uint64_t images_encoded = 0;      // by the vision tower
+    std::uint64_t images_reused = 0;       // of requests, whose features were there already
     double prefill_tokens_per_second = 0;  // over the last seconds
     double decode_tokens_per_second = 0;
 };

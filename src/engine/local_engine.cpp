@@ -12,6 +12,7 @@
 #include "cache/cache_store.h"
 #include "core/logging.h"
 #include "engine/event_batches.h"
+#include "engine/image_queue.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
 #include "engine/step_runner.h"
@@ -51,7 +52,11 @@ class LocalEngine final : public Engine {
     // The engine thread's side.
     void run();
     bool take_inbox();
+    void take_in(std::unique_ptr<Sequence> sequence);
+    std::vector<Sequence*> all() const;
+    std::uint32_t waiting_now() const;
     void end_cancelled_and_late();
+    void encode();
     Status step();
     void take_token(const PlannedRows& planned, std::span<const float> logits);
     Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
@@ -81,6 +86,7 @@ class LocalEngine final : public Engine {
     Throughput decoded_;
 
     // The engine thread's own.
+    ImageQueue images_;
     Scheduler scheduler_;
     StepRunner runner_;
     sampling::Sampler sampler_;
@@ -100,6 +106,7 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
       seeds_(options_.seed.value_or(0)),
       prefilled_(Clock::now()),
       decoded_(Clock::now()),
+      images_(parts_.tower.get(), options_.image_memory),
       scheduler_(options_.scheduler),
       runner_(*parts_.network, *caches_),
       sampler_(parts_.network->config().vocabulary) {
@@ -114,7 +121,17 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
     limits_.context_tokens = options_.context_tokens;
     limits_.most_choices = options_.scheduler.max_running + options_.max_queued;
     limits_.has_think_tags = options_.think_tags.has_value();
+    description_.vision = parts_.tower != nullptr;
     limits_.has_vision = description_.vision;
+    if (parts_.tower) {
+        const model::VisionConfig& vision = parts_.tower->config();
+        limits_.image_token = parts_.network->config().image_token;
+        limits_.patch = vision.patch;
+        limits_.merge = vision.merge;
+        limits_.image_tokens = options_.image_tokens;
+        limits_.feature_row_bytes = vision.out_hidden * sizeof(float);
+        limits_.image_memory = options_.image_memory;
+    }
     status_.kv_tokens_total = description_.kv_tokens;
     status_.kv_tokens_free = description_.kv_tokens;
     thread_ = std::thread([this] { run(); });
@@ -213,6 +230,9 @@ std::unique_ptr<Sequence> LocalEngine::make_sequence(const GenerationRequest& re
                                  request.extra_stop_tokens.end());
     sequence->deadline = request.deadline;
     sequence->tokens = request.prompt;
+    for (const PromptImage& image : request.images) {
+        sequence->images.push_back({image, nullptr});
+    }
     if (options_.think_tags) {
         sequence->thinking =
             ThinkingBudget(*options_.think_tags, request.thinking_budget, request.prompt);
@@ -229,6 +249,7 @@ void LocalEngine::run() {
     try {
         while (take_inbox()) {
             end_cancelled_and_late();
+            encode();
             if (Status status = step(); !status.ok()) {
                 die(status.error());
                 return;
@@ -244,23 +265,56 @@ bool LocalEngine::take_inbox() {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] {
         return stopping_ || !submitted_.empty() || !cancelled_.empty() ||
-               scheduler_.running() + scheduler_.waiting() > 0;
+               scheduler_.running() + waiting_now() > 0;
     });
     if (stopping_) {
         return false;
     }
     for (auto& sequence : submitted_) {
-        scheduler_.add(std::move(sequence));
+        take_in(std::move(sequence));
     }
-    status_.waiting = scheduler_.waiting();
+    status_.waiting = waiting_now();
     submitted_.clear();
     cancels_now_.swap(cancelled_);
     return true;
 }
 
+// Whoever brings images waits for their features first.
+void LocalEngine::take_in(std::unique_ptr<Sequence> sequence) {
+    if (sequence->images.empty()) {
+        scheduler_.add(std::move(sequence));
+    } else {
+        images_.add(std::move(sequence));
+    }
+}
+
+std::vector<Sequence*> LocalEngine::all() const {
+    std::vector<Sequence*> result = scheduler_.all();
+    for (const auto& sequence : images_.waiting()) {
+        result.push_back(sequence.get());
+    }
+    return result;
+}
+
+std::uint32_t LocalEngine::waiting_now() const {
+    return scheduler_.waiting() + static_cast<std::uint32_t>(images_.waiting().size());
+}
+
+// One slice of an image between two steps.
+void LocalEngine::encode() {
+    images_.advance();
+    if (auto failure = images_.take_failure()) {
+        finish(*failure->first, FinishReason::failed, std::move(failure->second));
+    }
+    for (auto& sequence : images_.ready()) {
+        scheduler_.add(std::move(sequence));
+    }
+    images_.ready().clear();
+}
+
 void LocalEngine::end_cancelled_and_late() {
     const auto now = Clock::now();
-    for (Sequence* sequence : scheduler_.all()) {
+    for (Sequence* sequence : all()) {
         const bool cancelled =
             std::any_of(cancels_now_.begin(), cancels_now_.end(), [&](const Cancel& cancel) {
                 return cancel.request == sequence->request &&
@@ -388,7 +442,9 @@ void LocalEngine::finish(Sequence& sequence, FinishReason reason, std::optional<
     statistics.decode_seconds = seconds_between(first_token, now);
     events_.of(sequence.sink).finished.push_back(std::move(finished));
     ++finished_now_;
-    scheduler_.remove(sequence);
+    if (!images_.remove(sequence)) {
+        scheduler_.remove(sequence);
+    }
 }
 
 // Status first, so that whoever hears of an end finds its slot and pages free.
@@ -405,7 +461,9 @@ void LocalEngine::finish_step(double seconds) {
         const std::lock_guard lock(mutex_);
         alive_choices_ -= finished_now_;
         status_.running = scheduler_.running();
-        status_.waiting = scheduler_.waiting();
+        status_.waiting = waiting_now();
+        status_.images_encoded = images_.encoded();
+        status_.images_reused = images_.reused();
         status_.kv_tokens_free = std::uint64_t{scheduler_.pages().free()} * ops::page_tokens;
         status_.preemptions += record.preempted;
         if (record.rows > 0) {
@@ -429,12 +487,12 @@ void LocalEngine::die(const Error& error) {
         status_.alive = false;
         status_.failure = error.message();
         for (auto& sequence : submitted_) {
-            scheduler_.add(std::move(sequence));
+            take_in(std::move(sequence));
         }
         submitted_.clear();
     }
     plan_.clear();
-    for (Sequence* sequence : scheduler_.all()) {
+    for (Sequence* sequence : all()) {
         finish(*sequence, FinishReason::failed,
                Error(ErrorCode::unavailable, "the engine has stopped: " + error.message(),
                      reasons::engine_dead));

@@ -16,6 +16,7 @@
 #include "engine/scheduler.h"
 #include "engine/thinking_budget.h"
 #include "model/network.h"
+#include "model/vision_tower.h"
 #include "ops/backend.h"
 
 namespace percheron::engine {
@@ -25,6 +26,7 @@ struct NetworkParts {
     std::shared_ptr<void> weights;  // whatever the network's matrices point into
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<model::Network> network;
+    std::unique_ptr<model::VisionTower> tower;  // null: no images
 };
 
 // What one step was, for tests that must prove that batches and chunks really happened, and for
@@ -46,6 +48,8 @@ struct LocalEngineOptions {
     std::vector<TokenId> stop_tokens;
     // Ids that are never valid output: rows of the head without a string, image placeholders.
     std::vector<TokenId> banned_tokens;
+    std::uint32_t image_tokens = 0;  // of one image at most: what the tower was loaded for
+    Bytes image_memory = 0;          // for feature rows, of images in use and of those kept
     std::optional<ThinkTags> think_tags;
     std::optional<std::uint32_t> thinking_budget;    // of requests that name none
     std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system

@@ -58,7 +58,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     const Bytes page_bytes = needs.caches.page_bytes();
     const Bytes slot_bytes = needs.caches.slot_bytes();
     const Bytes fixed =
-        needs.weights + needs.program + needs.network.total() +
+        needs.weights + needs.program + needs.network.total() + needs.tower + needs.image_features +
         sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
@@ -130,6 +130,10 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         {"pooled index keys", plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
         {"request slots (KDA state, conv rows, tails)", slots_total},
     };
+    if (needs.tower > 0) {
+        plan.rows.push_back({"vision tower", needs.tower});
+        plan.rows.push_back({"image features", needs.image_features});
+    }
     for (const MemoryRow& row : plan.rows) {
         plan.total += row.bytes;
     }

@@ -22,6 +22,8 @@ struct MemoryNeeds {
     Bytes weights = 0;  // mapped files
     Bytes program = 0;  // resident before loading: code's data, tokenizer, threads
     model::NetworkMemory network;
+    Bytes tower = 0;           // working space of the vision tower; 0 without one
+    Bytes image_features = 0;  // feature rows of images in use and of those kept
     std::size_t vocabulary = 0;
     cache::CacheShape caches;
     std::uint64_t context_limit = 0;  // of the model

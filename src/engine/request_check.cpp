@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "engine/image_queue.h"
+
 namespace percheron::engine {
 
 namespace {
@@ -59,6 +61,31 @@ Status check_sampling(const SamplingParameters& sampling, std::uint32_t vocabula
     return check_tokens("logit_bias", biased, vocabulary);
 }
 
+// Sides, placeholders and canvas of one image agree, and the tower holds it.
+Status check_image(const GenerationRequest& request, const PromptImage& image,
+                   const RequestLimits& limits) {
+    if (image.count > limits.image_tokens) {
+        return invalid("an image has " + std::to_string(image.count) +
+                       " tokens, and the vision part holds at most " +
+                       std::to_string(limits.image_tokens) + "; send a smaller one");
+    }
+    const std::uint64_t patches = std::uint64_t{image.grid_height} * image.grid_width;
+    const ImageCanvas& canvas = *image.canvas;
+    if (image.grid_height % limits.merge != 0 || image.grid_width % limits.merge != 0 ||
+        patches != image.count * limits.merge * limits.merge ||
+        canvas.height != image.grid_height * limits.patch ||
+        canvas.width != image.grid_width * limits.patch ||
+        canvas.pixels.size() != std::uint64_t{3} * canvas.height * canvas.width) {
+        return invalid("an image's tokens, grid and canvas do not agree");
+    }
+    for (std::uint32_t i = 0; i < image.count; ++i) {
+        if (request.prompt[image.first + i] != limits.image_token) {
+            return invalid("an image stands where the prompt has no image placeholder");
+        }
+    }
+    return {};
+}
+
 Status check_images(const GenerationRequest& request, const RequestLimits& limits) {
     if (!request.images.empty() && !limits.has_vision) {
         return Error(ErrorCode::unsupported,
@@ -75,6 +102,13 @@ Status check_images(const GenerationRequest& request, const RequestLimits& limit
                 "canvas and at least one token");
         }
         free = end;
+        PERCHERON_TRY(check_image(request, image, limits));
+    }
+    const Bytes needed = feature_bytes(request.images, limits.feature_row_bytes / sizeof(float));
+    if (needed > limits.image_memory) {
+        return invalid("the images of a request need " + std::to_string(needed) +
+                       " bytes of features, and " + std::to_string(limits.image_memory) +
+                       " are planned for all; send fewer or smaller images");
     }
     return {};
 }

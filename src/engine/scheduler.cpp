@@ -4,21 +4,11 @@
 #include <cassert>
 
 #include "cache/cache_shape.h"
+#include "engine/sequence_order.h"
 
 namespace percheron::engine {
 
 namespace {
-
-// S10: who goes first.  Preemption takes from the other end.
-bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
-    return a->priority != b->priority ? a->priority > b->priority : a->arrival < b->arrival;
-}
-
-void insert_in_order(std::vector<std::unique_ptr<Sequence>>& list,
-                     std::unique_ptr<Sequence> sequence) {
-    const auto place = std::upper_bound(list.begin(), list.end(), sequence, goes_before);
-    list.insert(place, std::move(sequence));
-}
 
 constexpr std::uint32_t grid = ops::page_tokens;
 
@@ -172,11 +162,7 @@ void Scheduler::release(Sequence& sequence) {
 
 std::unique_ptr<Sequence> Scheduler::remove(const Sequence& sequence) {
     for (Sequences* list : {&running_, &waiting_}) {
-        const auto place = std::find_if(list->begin(), list->end(),
-                                        [&](const auto& held) { return held.get() == &sequence; });
-        if (place != list->end()) {
-            std::unique_ptr<Sequence> taken = std::move(*place);
-            list->erase(place);
+        if (std::unique_ptr<Sequence> taken = take_from(*list, sequence)) {
             release(*taken);
             return taken;
         }

@@ -11,7 +11,7 @@
 #include "percheron/types.h"
 
 #include "cache/pools.h"
-#include "engine/sequence.h"
+#include "engine/sequence_order.h"
 #include "ops/batch.h"
 
 namespace percheron::engine {
@@ -72,8 +72,6 @@ class Scheduler {
     const cache::SlotPool& slots() const { return slots_; }
 
   private:
-    using Sequences = std::vector<std::unique_ptr<Sequence>>;
-
     void grow_decoding(StepPlan& plan);
     void admit(StepPlan& plan);
     void plan_decode(StepPlan& plan) const;

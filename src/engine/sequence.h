@@ -11,6 +11,7 @@
 #include "percheron/engine.h"
 #include "percheron/types.h"
 
+#include "engine/image_features.h"
 #include "engine/thinking_budget.h"
 #include "sampling/coupled_noise.h"
 #include "sampling/token_counts.h"
@@ -18,6 +19,13 @@
 namespace percheron::engine {
 
 using Clock = std::chrono::steady_clock;
+
+// An image of the prompt.  Its rows are there before the scheduler sees the sequence, and stay as
+// long as it lives: after a preemption the prompt is computed again.
+struct SequenceImage {
+    PromptImage place;
+    FeatureRows features;
+};
 
 struct Sequence {
     // Who asked, and how.
@@ -38,6 +46,7 @@ struct Sequence {
     // Prompt, then what was generated.
     std::vector<TokenId> tokens;
     std::uint32_t prompt_tokens = 0;
+    std::vector<SequenceImage> images;
     ThinkingBudget thinking;
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
 

@@ -1,10 +1,27 @@
 #include "engine/step_runner.h"
 
+#include <algorithm>
+
 namespace percheron::engine {
+
+void StepRunner::add_features(const PlannedRows& planned, std::uint32_t first_row) {
+    for (const SequenceImage& image : planned.sequence->images) {
+        const Position begin = std::max<Position>(image.place.first, planned.first);
+        const Position end = std::min<Position>(image.place.first + image.place.count,
+                                                planned.first + planned.count);
+        const std::size_t hidden = image.features->size() / image.place.count;
+        for (Position position = begin; position < end; ++position) {
+            overrides_.push_back(
+                {first_row + (position - planned.first),
+                 image.features->data() + (position - image.place.first) * hidden});
+        }
+    }
+}
 
 Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
     sequences_.clear();
     tokens_.clear();
+    overrides_.clear();
     logit_rows_.clear();
     for (const PlannedRows& planned : plan.rows) {
         const Sequence& sequence = *planned.sequence;
@@ -17,6 +34,7 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
         rows.slot = *sequence.slot;
         rows.pages = sequence.pages;
         sequences_.push_back(rows);
+        add_features(planned, rows.first_row);
         const auto first = sequence.tokens.begin() + planned.first;
         tokens_.insert(tokens_.end(), first, first + planned.count);
         if (planned.wants_token) {
@@ -27,6 +45,7 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
     batch.numeric_class = plan.numeric_class;
     batch.sequences = sequences_;
     batch.tokens = tokens_;
+    batch.overrides = overrides_;
     batch.logit_rows = logit_rows_;
     return network_.forward(batch, caches_.views());
 }

@@ -24,11 +24,15 @@ class StepRunner {
     Result<std::span<const float>> run(const StepPlan& plan);
 
   private:
+    // The feature rows among `planned`'s, whose first row in the step is `first_row`.
+    void add_features(const PlannedRows& planned, std::uint32_t first_row);
+
     model::Network& network_;
     const cache::CacheStore& caches_;
     // Kept from step to step for their memory.
     std::vector<ops::SequenceRows> sequences_;
     std::vector<TokenId> tokens_;
+    std::vector<ops::EmbeddingOverride> overrides_;
     std::vector<std::uint32_t> logit_rows_;
 };
 

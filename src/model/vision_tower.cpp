@@ -103,13 +103,12 @@ class Tower final : public VisionTower {
         PERCHERON_TRY(stages_.prepare(shape_, options_.slice_rows, patches));
         pixels_.resize(options_.slice_rows * shape_.patch_values);
         places_.reserve(patches);
-        features_.reserve(options_.max_tokens * shape_.out_hidden);
         return {};
     }
 
     const VisionConfig& config() const override { return config_; }
 
-    Status begin(PatchGrid grid) override {
+    Status begin(PatchGrid grid, std::span<float> features) override {
         const std::size_t merge = shape_.merge;
         if (grid.height == 0 || grid.width == 0 || grid.height % merge != 0 ||
             grid.width % merge != 0 || tokens_of(grid) > options_.max_tokens) {
@@ -120,9 +119,14 @@ class Tower final : public VisionTower {
                              std::to_string(merge) + ", with at most " +
                              std::to_string(options_.max_tokens) + " tokens");
         }
+        if (features.size() != tokens_of(grid) * shape_.out_hidden) {
+            return Error(ErrorCode::invalid_argument,
+                         "the features of a picture of " + std::to_string(tokens_of(grid)) +
+                             " tokens do not fit " + std::to_string(features.size()) + " numbers");
+        }
         grid_ = std::move(grid);
+        features_ = features;
         list_places();
-        features_.resize(tokens_of(grid_) * shape_.out_hidden);
         phase_ = Phase::embed;
         block_ = 0;
         next_ = 0;
@@ -156,8 +160,6 @@ class Tower final : public VisionTower {
         }
         return phase_ == Phase::done;
     }
-
-    std::span<const float> features() const override { return features_; }
 
   private:
     enum class Phase { embed, project, attend, merge, done };
@@ -238,7 +240,7 @@ class Tower final : public VisionTower {
     std::unique_ptr<ops::BackendBuffer> rows_memory_, heads_memory_;
     std::vector<float> pixels_;  // of one slice
     std::vector<ops::PatchPlace> places_;
-    std::vector<float> features_;
+    std::span<float> features_;
     PatchGrid grid_;
     Phase phase_ = Phase::done;
     std::size_t block_ = 0;
@@ -256,8 +258,7 @@ Bytes VisionTower::memory(const ModelConfig& config, const ops::Backend& backend
     const Bytes row = shape.hidden * (size_of(DType::f32) + 3 * size_of(stages->heads_dtype())) +
                       sizeof(ops::PatchPlace);
     return patches * row + stages->working_bytes(shape, options.slice_rows, patches) +
-           options.slice_rows * shape.patch_values * sizeof(float) +
-           options.max_tokens * shape.out_hidden * sizeof(float);
+           options.slice_rows * shape.patch_values * sizeof(float);
 }
 
 Result<std::unique_ptr<VisionTower>> VisionTower::load(const ModelConfig& config,

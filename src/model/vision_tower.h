@@ -54,15 +54,14 @@ class VisionTower {
         return grid.height * grid.width / (config().merge * config().merge);
     }
 
-    // Starts a picture, dropping one that is half done.  grid.rows is called from advance().
-    // Errors: invalid_argument (sides that are no multiple of merge, more tokens than max_tokens).
-    virtual Status begin(PatchGrid grid) = 0;
+    // Starts a picture, dropping one that is half done.  advance() calls grid.rows and writes
+    // `features` [tokens][out_hidden], host memory that outlives the encoding.
+    // Errors: invalid_argument (sides that are no multiple of merge, more tokens than max_tokens,
+    // features of another size).
+    virtual Status begin(PatchGrid grid, std::span<float> features) = 0;
 
     // Computes the next slice; true once the features are complete.
     virtual bool advance() = 0;
-
-    // [tokens][out_hidden], of the picture that advance() completed; valid until begin().
-    virtual std::span<const float> features() const = 0;
 };
 
 }  // namespace percheron::model

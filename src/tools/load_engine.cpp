@@ -9,6 +9,7 @@
 #include "core/machine_memory.h"
 #include "engine/memory_plan.h"
 #include "model/network.h"
+#include "model/vision_tower.h"
 #include "ops/cpu/cpu_backend.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
@@ -98,7 +99,17 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     network_options.max_logit_rows =
         std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
 
+    model::VisionOptions vision_options;
+    const std::uint64_t longest = options.context.value_or(config.context_limit);
+    vision_options.max_tokens = std::min<std::uint64_t>(vision_options.max_tokens, longest);
+
     engine::MemoryNeeds needs;
+    if (config.has_vision) {
+        needs.tower = model::VisionTower::memory(config, *parts.backend, vision_options);
+        // Two of the largest images, or as many smaller ones.
+        needs.image_features =
+            2 * vision_options.max_tokens * config.vision.out_hidden * sizeof(float);
+    }
     needs.weights = source.weight_bytes;
     PERCHERON_ASSIGN(needs.program, anonymous_memory());
     needs.network = model::Network::memory(config, *parts.backend, network_options);
@@ -119,7 +130,12 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
 
     PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
                                                          network_options));
-    stages.done("network: " + std::to_string(config.layers()) + " layers on " +
+    if (config.has_vision) {
+        PERCHERON_ASSIGN(parts.tower, model::VisionTower::load(config, *source.weights,
+                                                               *parts.backend, vision_options));
+    }
+    stages.done("network: " + std::to_string(config.layers()) + " layers" +
+                (parts.tower ? " and the vision tower on " : " on ") +
                 std::string(parts.backend->name()));
 
     engine::LocalEngineOptions engine_options;
@@ -133,6 +149,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.kv_dtype = kv_dtype;
     engine_options.stop_tokens = config.stop_tokens;
     engine_options.banned_tokens = never_valid(config, tokenizer);
+    engine_options.image_tokens = static_cast<std::uint32_t>(vision_options.max_tokens);
+    engine_options.image_memory = needs.image_features;
     engine_options.think_tags = think_tags(tokenizer);
     engine_options.thinking_budget = options.thinking_budget;
     engine_options.seed = options.seed;

@@ -76,6 +76,18 @@ GenerationRequest random_request(Random& random, std::uint32_t context) {
         request.thinking_budget = random.between(0, 20);
         request.prompt.back() = fake_think_open;
     }
+    while (random.chance(0.15)) {
+        // Few different images, so that some come again.
+        PromptImage image = fake_image_of(random.between(1, 3), random.between(1, 8),
+                                          random.chance(0.5) ? 1 : random.word());
+        const std::uint32_t room = context - static_cast<std::uint32_t>(request.prompt.size()) -
+                                   request.max_tokens.value_or(1);
+        if (image.count > room || request.images.size() == 3) break;
+        const std::uint32_t first =
+            request.images.empty() ? 0 : request.images.back().first + request.images.back().count;
+        insert_image(request, std::move(image),
+                     random.between(first, static_cast<std::uint32_t>(request.prompt.size()) - 1));
+    }
     request.priority = random.chance(0.2) ? static_cast<int>(random.below(3)) : 0;
     return request;
 }
@@ -88,6 +100,8 @@ struct Proofs {
     std::uint64_t preemptions = 0;
     std::uint64_t prompts_of_three_chunks = 0;
     std::uint64_t shared_prefill_steps = 0;
+    std::uint64_t images_encoded = 0;
+    std::uint64_t images_reused = 0;
 };
 
 struct Scripted {
@@ -149,7 +163,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             }
         }
     };
-    const std::unique_ptr<Engine> engine = make_fake_engine(options);
+    const std::unique_ptr<Engine> engine = make_fake_engine(options, {}, true);
     {
         const std::lock_guard lock(script_mutex);
         engine_now = engine.get();
@@ -198,6 +212,8 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     }
     // S7: back to start.
     const EngineStatus status = engine->status();
+    proofs.images_encoded += status.images_encoded;
+    proofs.images_reused += status.images_reused;
     EXPECT_TRUE(status.alive) << status.failure;
     EXPECT_EQ(status.running, 0u);
     EXPECT_EQ(status.waiting, 0u);
@@ -215,6 +231,8 @@ TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     EXPECT_GT(proofs.preemptions, 500u);
     EXPECT_GT(proofs.prompts_of_three_chunks, 300u);
     EXPECT_GT(proofs.shared_prefill_steps, 300u);
+    EXPECT_GT(proofs.images_encoded, 500u);
+    EXPECT_GT(proofs.images_reused, 100u);
     EXPECT_GT(proofs.batched_steps, proofs.steps / 8);
 }
 

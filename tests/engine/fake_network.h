@@ -20,6 +20,7 @@
 #include "percheron/engine.h"
 
 #include "cache/fake_backend.h"
+#include "engine/fake_tower.h"
 #include "engine/local_engine.h"
 #include "model/network.h"
 #include "ops/backend.h"
@@ -44,6 +45,16 @@ inline std::uint64_t entry_of(TokenId token, Position position, ops::NumericClas
                static_cast<std::uint64_t>(numeric_class) + 17);
 }
 
+// The same where an image's features stand in the token's place.
+inline std::uint64_t with_features(std::uint64_t entry, const float* features) {
+    for (std::size_t i = 0; i < fake_feature_width; ++i) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, features + i, sizeof bits);
+        entry = mix(entry, bits);
+    }
+    return entry;
+}
+
 inline float fake_logit(std::uint64_t history, std::uint32_t token) {
     return static_cast<float>(mix(history, token + 1000u) >> 40) / static_cast<float>(1 << 24) *
            9.0f;
@@ -53,9 +64,10 @@ inline float fake_logit(std::uint64_t history, std::uint32_t token) {
 // complete pool and every latent.
 class History {
   public:
-    void add(TokenId token, ops::NumericClass numeric_class) {
+    void add(TokenId token, ops::NumericClass numeric_class, const float* features = nullptr) {
         const auto position = static_cast<Position>(entries_.size());
         entries_.push_back(entry_of(token, position, numeric_class));
+        if (features != nullptr) entries_.back() = with_features(entries_.back(), features);
         state_ = mix(state_, entries_.back());
         latents_ += mix(entries_.back(), position);
         if (position % 4 == 3) {
@@ -98,6 +110,7 @@ class FakeNetwork final : public model::Network {
         config_.kda_heads = 1;
         config_.kda_dim = 4;
         config_.kda_conv = 4;
+        config_.image_token = fake_image;
     }
 
     const model::ModelConfig& config() const override { return config_; }
@@ -176,8 +189,13 @@ class FakeNetwork final : public model::Network {
         const ops::LatentPages& sparse = caches.latent.at(0);
         const std::size_t slot = to_int(rows.slot);
         const Position position = rows.first_position + i;
-        const std::uint64_t entry =
+        std::uint64_t entry =
             entry_of(batch.tokens[rows.first_row + i], position, batch.numeric_class);
+        for (const ops::EmbeddingOverride& replacement : batch.overrides) {
+            if (replacement.row == rows.first_row + i) {
+                entry = with_features(entry, replacement.features);
+            }
+        }
 
         std::uint64_t state = read(kda.state + slot * kda.state_stride);
         state = mix(state, entry);
@@ -250,8 +268,15 @@ struct ExpectedReply {
 inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint64_t seed,
                                     std::uint32_t choice, std::uint32_t context) {
     History history;
-    for (const TokenId token : request.prompt) {
-        history.add(token, ops::NumericClass::prefill);
+    for (std::uint32_t position = 0; position < request.prompt.size(); ++position) {
+        std::optional<std::array<float, fake_feature_width>> features;
+        for (const PromptImage& image : request.images) {
+            if (position >= image.first && position < image.first + image.count) {
+                features = fake_feature(*image.canvas, position - image.first);
+            }
+        }
+        history.add(request.prompt[position], ops::NumericClass::prefill,
+                    features ? features->data() : nullptr);
     }
     std::vector<TokenId> stops = {fake_stop, fake_second_stop};
     stops.insert(stops.end(), request.extra_stop_tokens.begin(), request.extra_stop_tokens.end());
@@ -318,15 +343,19 @@ inline LocalEngineOptions fake_options(std::uint32_t pages, std::uint32_t max_ru
     options.scheduler.decode_rows = 64;
     options.stop_tokens = {fake_stop, fake_second_stop};
     options.banned_tokens = {fake_banned};
+    options.image_tokens = fake_image_tokens;
+    options.image_memory = 3 * fake_image_tokens * fake_feature_width * sizeof(float);
     options.think_tags = ThinkTags{fake_think_open, fake_think_close};
     return options;
 }
 
 inline std::unique_ptr<Engine> make_fake_engine(LocalEngineOptions options,
-                                                std::unique_ptr<FakeNetwork> network = {}) {
+                                                std::unique_ptr<FakeNetwork> network = {},
+                                                bool seeing = false) {
     NetworkParts parts;
     parts.backend = std::make_unique<cache::testing::FakeBackend>();
     parts.network = network ? std::move(network) : std::make_unique<FakeNetwork>();
+    if (seeing) parts.tower = std::make_unique<FakeTower>();
     return make_local_engine(std::move(parts), std::move(options)).value();
 }
 

@@ -111,31 +111,6 @@ TEST(Life, RangesAreRefusedByName) {
 }
 
 // A11 and A20: the limit to the token, both numbers in the message, and the next one served.
-TEST(Life, ImagesMustStandInThePromptOneAfterAnother) {
-    RequestLimits limits{48, 100, 4};
-    limits.has_vision = true;
-    const auto canvas = std::make_shared<const ImageCanvas>();
-    const auto check = [&](std::vector<PromptImage> images) {
-        GenerationRequest request = simple_request(10, 5);
-        request.images = std::move(images);
-        return check_request(request, limits);
-    };
-    EXPECT_TRUE(check({}).ok());
-    EXPECT_TRUE(check({{0, 4, 4, 4, canvas, {}}, {4, 6, 4, 6, canvas, {}}}).ok());
-    const std::vector<std::vector<PromptImage>> wrong{
-        {{0, 0, 4, 4, canvas, {}}},                            // no token
-        {{7, 4, 4, 4, canvas, {}}},                            // beyond the prompt
-        {{0xffffffff, 4, 4, 4, canvas, {}}},                   // far beyond
-        {{0, 4, 4, 4, canvas, {}}, {3, 4, 4, 4, canvas, {}}},  // overlapping
-        {{4, 4, 4, 4, canvas, {}}, {0, 4, 4, 4, canvas, {}}},  // out of order
-        {{0, 4, 4, 4, nullptr, {}}}};                          // no picture
-    for (const auto& images : wrong) {
-        const Status status = check(images);
-        ASSERT_FALSE(status.ok());
-        EXPECT_EQ(status.error().reason(), reasons::invalid_value);
-    }
-}
-
 TEST(Life, WhatCanNeverFitIsRefusedAtOnce) {
     LocalEngineOptions options = fake_options(10, 2);
     options.context_tokens = 600;

@@ -31,11 +31,11 @@ Result<PictureCheck> PictureCheck::make(checkpoint::Checkpoint& checkpoint, ops:
 }
 
 Result<std::vector<float>> PictureCheck::encode(model::PatchGrid grid) {
-    PERCHERON_TRY(tower_->begin(std::move(grid)));
+    std::vector<float> features(tower_->tokens_of(grid) * tower_->config().out_hidden);
+    PERCHERON_TRY(tower_->begin(std::move(grid), features));
     while (!tower_->advance()) {
     }
-    const auto features = tower_->features();
-    return std::vector<float>(features.begin(), features.end());
+    return features;
 }
 
 Result<std::vector<float>> PictureCheck::features_of_picture(const std::string& file) {

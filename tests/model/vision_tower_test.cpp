@@ -57,13 +57,14 @@ std::unique_ptr<ops::Backend> cpu(std::size_t threads, ops::Arithmetic arithmeti
 
 std::vector<float> encode(model::VisionTower& tower, const Picture& picture,
                           std::size_t* slices = nullptr) {
-    EXPECT_TRUE(tower.begin(picture.grid()).ok());
+    std::vector<float> features(picture.height * picture.width / 4 * tower.config().out_hidden);
+    EXPECT_TRUE(tower.begin(picture.grid(), features).ok());
     std::size_t count = 1;
     while (!tower.advance()) {
         ++count;
     }
     if (slices != nullptr) *slices = count;
-    return {tower.features().begin(), tower.features().end()};
+    return features;
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -116,7 +117,8 @@ TEST_P(VisionTowerTest, PicturesDoNotFeelEachOther) {
     const std::vector<float> other = encode(*tower, large);
     EXPECT_TRUE(same_bits(encode(*tower, small), first));
     // One that is dropped half way leaves nothing behind either.
-    ASSERT_TRUE(tower->begin(large.grid()).ok());
+    std::vector<float> dropped(60 * config.hidden);
+    ASSERT_TRUE(tower->begin(large.grid(), dropped).ok());
     for (int i = 0; i < 9; ++i) {
         EXPECT_FALSE(tower->advance());
     }
@@ -147,9 +149,13 @@ TEST_P(VisionTowerTest, RefusesWhatItCannotEncode) {
     for (const auto& [height, width] : {std::pair{0, 2}, {2, 3}, {3, 2}, {2, 122}, {16, 16}}) {
         const Picture shown =
             picture(static_cast<std::size_t>(height), static_cast<std::size_t>(width), 1);
-        EXPECT_FALSE(tower->begin(shown.grid()).ok()) << height << " x " << width;
+        std::vector<float> features(shown.height * shown.width / 4 * config.hidden);
+        EXPECT_FALSE(tower->begin(shown.grid(), features).ok()) << height << " x " << width;
     }
-    EXPECT_TRUE(tower->begin(picture(2, 120, 1).grid()).ok());
+    const Picture largest = picture(2, 120, 1);
+    std::vector<float> features(60 * config.hidden);
+    EXPECT_FALSE(tower->begin(largest.grid(), std::span(features).first(59)).ok());
+    EXPECT_TRUE(tower->begin(largest.grid(), features).ok());
 }
 
 TEST_P(VisionTowerTest, NamesTheTensorThatIsMissing) {
