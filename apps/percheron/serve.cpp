@@ -98,6 +98,7 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
     description.stop_tokens = model.stop_tokens;
+    description.vision = model.vision.has_value();
     PERCHERON_ASSIGN(
         ReplayScript script,
         ReplayScript::load(options.replay, model.format.tokenizer(), model.vocabulary));

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "server/data_url.h"
+#include "text/image_parts.h"
+
 namespace percheron::server {
 namespace {
 
@@ -10,32 +13,15 @@ std::string indexed(std::string_view name, std::size_t index) {
     return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
-// The URL of an image part, in both forms that clients send.
-const std::string* image_url_of(const Json& part) {
-    const auto found = part.find("image_url");
-    if (found == part.end()) return nullptr;
-    if (found->is_string()) return &found->get_ref<const std::string&>();
-    if (!found->is_object()) return nullptr;
-    const auto url = found->find("url");
-    if (url == found->end() || !url->is_string()) return nullptr;
-    return &url->get_ref<const std::string&>();
-}
-
 void check_image(const Json& part, const std::string& place, FieldReader& fields) {
     const std::string* url = image_url_of(part);
     if (url == nullptr) {
         fields.fail(invalid_value(place, place + " needs image_url.url"));
-        return;
-    }
-    // Nothing is ever fetched: neither over a network nor from this machine's files.
-    if (url->rfind("data:", 0) != 0) {
+    } else if (!is_data_url(*url)) {
+        // Nothing is ever fetched: neither over a network nor from this machine's files.
         fields.fail(invalid_value(place, place + " must be a data: URL; the server opens no other "
                                                  "address, remote or local"));
-        return;
     }
-    fields.fail({400, "vision_unavailable",
-                 place + " is an image, and the model is served without its vision part; send text",
-                 place});
 }
 
 void check_part(const Json& part, const std::string& place, FieldReader& fields) {
@@ -51,7 +37,7 @@ void check_part(const Json& part, const std::string& place, FieldReader& fields)
         if (text == part.end() || !text->is_string()) {
             fields.fail(invalid_value(place, place + " needs a string in its field " + kind));
         }
-    } else if (kind == "image_url" || kind == "image") {
+    } else if (is_image_part(part)) {
         check_image(part, place, fields);
     } else if (kind == "video_url" || kind == "video" || kind == "input_audio" ||
                kind == "audio_url" || kind == "file") {
@@ -96,7 +82,7 @@ void check_message(const Json& message, const std::string& place, FieldReader& f
     }
 }
 
-void read_messages(FieldReader& fields, ChatRequest& request) {
+void check_messages(FieldReader& fields) {
     const Json* messages = fields.find("messages");
     if (messages == nullptr || !messages->is_array() || messages->empty()) {
         fields.fail(invalid_value("messages", "messages must be a list of at least one message"));
@@ -105,7 +91,6 @@ void read_messages(FieldReader& fields, ChatRequest& request) {
     for (std::size_t i = 0; i < messages->size(); ++i) {
         check_message((*messages)[i], indexed("messages", i), fields);
     }
-    request.messages = *messages;
 }
 
 void read_tools(FieldReader& fields, ChatRequest& request) {
@@ -246,7 +231,7 @@ ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& default
     ChatRequest& request = result.request;
     FieldReader fields(json.object);
     request.generation = read_generation_fields(fields, defaults.generation, vocabulary);
-    read_messages(fields, request);
+    check_messages(fields);
     read_tools(fields, request);
     read_logprobs(fields, request.generation.request.sampling);
     read_prompt_options(fields, defaults, request.prompt_options);
@@ -254,6 +239,9 @@ ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& default
     settle_foreign_fields(fields);
     request.unknown_fields = fields.unknown();
     result.error = fields.error();
+    if (result.error) return result;
+    request.messages = std::move(json.object["messages"]);
+    request.images = take_image_parts(request.messages);
     return result;
 }
 

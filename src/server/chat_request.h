@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "server/chat_images.h"
 #include "server/generation_fields.h"
 #include "server/json_body.h"
 #include "text/chat_prompt.h"
@@ -19,9 +20,10 @@ struct ChatDefaults {
 
 struct ChatRequest {
     GenerationFields generation;
-    Json messages;
-    Json tools;                  // functions only; null when none may be called
-    ChatOptions prompt_options;  // its reasoning_effort is the effective level
+    Json messages;                  // without the images' URLs
+    std::vector<ImagePart> images;  // in reading order
+    Json tools;                     // functions only; null when none may be called
+    ChatOptions prompt_options;     // its reasoning_effort is the effective level
     bool parallel_tool_calls = true;
     std::vector<std::string> unknown_fields;
 };

@@ -34,29 +34,47 @@ std::optional<ApiError> check_context(const GenerationRequest& request, std::siz
     return ApiError{400, "context_length_exceeded", message + "; shorten the messages", "messages"};
 }
 
-PreparedChat prepare(const ServedModel& model, const ChatDefaults& defaults, std::uint32_t context,
-                     bool strict_model, std::string_view body) {
+// What the requests of one server have in common.
+struct ChatSetting {
+    const ServedModel& model;
+    ChatDefaults defaults;
+    const EngineDescription& engine;
+    bool strict_model = false;
+};
+
+// The prompt of `chat` with its images, into `prepared`.
+std::optional<ApiError> render(ChatRequest& chat, const ChatSetting& setting, ChatPrompt& prompt) {
+    ChatImages images =
+        read_chat_images(std::move(chat.images), setting.model.vision, setting.engine);
+    if (images.error) return images.error;
+    auto rendered = setting.model.format.render(chat.messages, chat.tools, chat.prompt_options);
+    if (!rendered.ok()) return invalid_value("messages", rendered.error().message());
+    prompt = std::move(*rendered);
+    GenerationRequest& request = chat.generation.request;
+    request.images = place_images(std::move(images.images), prompt);
+    return check_context(request, prompt.ids.size(), setting.engine.context_tokens);
+}
+
+PreparedChat prepare(const ChatSetting& setting, std::string_view body) {
     PreparedChat prepared;
-    ParsedChat parsed = parse_chat_request(body, defaults, model.vocabulary);
+    const ServedModel& model = setting.model;
+    ParsedChat parsed = parse_chat_request(body, setting.defaults, model.vocabulary);
     prepared.chat = std::move(parsed.request);
     prepared.error = std::move(parsed.error);
     if (prepared.error) return prepared;
     ChatRequest& chat = prepared.chat;
-    if (strict_model && !chat.generation.model.empty() && chat.generation.model != model.name) {
+    const std::string& name = chat.generation.model;
+    if (setting.strict_model && !name.empty() && name != model.name) {
         prepared.error =
             ApiError{404, "model_not_found",
                      "this server serves " + model.name + " and no other model", "model"};
         return prepared;
     }
-    auto prompt = model.format.render(chat.messages, chat.tools, chat.prompt_options);
-    if (!prompt.ok()) {
-        prepared.error = invalid_value("messages", prompt.error().message());
-        return prepared;
-    }
-    prepared.prompt = std::move(*prompt);
+    prepared.error = render(chat, setting, prepared.prompt);
+    if (prepared.error) return prepared;
     prepared.tools = std::make_shared<const ToolSchemas>(chat.tools);
     GenerationRequest& request = chat.generation.request;
-    prepared.error = check_context(request, prepared.prompt.ids.size(), context);
+    const std::uint32_t context = setting.engine.context_tokens;
     const std::size_t room = context - std::min<std::size_t>(context, prepared.prompt.ids.size());
     if (request.max_tokens.value_or(0) > room) request.max_tokens.reset();
     request.prompt = std::move(prepared.prompt.ids);
@@ -112,6 +130,8 @@ ReplySetup reply_setup(const PreparedChat& prepared, const ServerState& state,
     ReplySetup setup;
     setup.choices = fields.request.choices;
     setup.prompt_tokens = static_cast<std::uint32_t>(fields.request.prompt.size());
+    for (const PromptImage& image : fields.request.images)
+        setup.image_tokens += image.count;
     setup.use_cache = fields.request.use_cache;
     setup.token_details = fields.return_token_ids || fields.request.sampling.top_logprobs >= 0;
     setup.one_tool_call = !prepared.chat.parallel_tool_calls;
@@ -187,11 +207,13 @@ asio::awaitable<void> serve_chat(RouteCall& call) {
         co_return;
     }
     auto prepared = std::make_unique<PreparedChat>();
-    const ChatDefaults defaults{state.model->defaults, state.options.reasoning_effort};
-    const std::uint32_t context = state.engine->description().context_tokens;
+    const ChatSetting setting{*state.model,
+                              {state.model->defaults, state.options.reasoning_effort},
+                              state.engine->description(),
+                              state.options.strict_model};
     std::string& body = call.exchange.request().body;
     co_await on_text_thread(state, [&] {
-        *prepared = prepare(*state.model, defaults, context, state.options.strict_model, body);
+        *prepared = prepare(setting, body);
         std::string().swap(body);
     });
     state.note_unknown_fields(call.exchange.request().path, prepared->chat.unknown_fields);

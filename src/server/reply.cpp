@@ -46,6 +46,7 @@ Reply::Reply(ReplySetup setup, const Tokenizer& tokenizer, EngineLink& link, Met
       metrics_(metrics),
       latest_sign_of_life_(setup_.received) {
     usage_.prompt_tokens = setup_.prompt_tokens;
+    usage_.image_tokens = setup_.image_tokens;
     for (std::uint32_t index = 0; index < setup_.choices; ++index) {
         ReplyOptions options = setup_.stream_options;
         if (index > 0) options.call_id_prefix += std::to_string(index) + "_";

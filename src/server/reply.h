@@ -32,6 +32,7 @@ struct EndedChoice {
 struct ReplySetup {
     std::uint32_t choices = 1;
     std::uint32_t prompt_tokens = 0;
+    std::uint32_t image_tokens = 0;  // of the prompt's
     bool use_cache = true;
     bool token_details = false;  // pieces carry their tokens
     bool one_tool_call = false;  // the reply ends after its first call

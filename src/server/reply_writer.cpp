@@ -24,6 +24,10 @@ void append_usage(std::string& json, const ReplyUsage& usage) {
                   std::uint64_t{usage.prompt_tokens} + usage.completion_tokens);
     json += R"(,"prompt_tokens_details":{)";
     append_member(json, "cached_tokens", usage.cached_tokens);
+    if (usage.image_tokens > 0) {
+        json += ',';
+        append_member(json, "image_tokens", usage.image_tokens);
+    }
     json += R"(},"completion_tokens_details":{)";
     append_member(json, "reasoning_tokens", usage.reasoning_tokens);
     json += '}';

@@ -49,6 +49,7 @@ struct ChoiceEnd {
 
 struct ReplyUsage {
     std::uint32_t prompt_tokens = 0;
+    std::uint32_t image_tokens = 0;  // of the prompt's
     std::uint32_t cached_tokens = 0;
     std::uint32_t completion_tokens = 0;  // over all choices
     std::uint32_t reasoning_tokens = 0;

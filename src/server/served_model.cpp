@@ -45,6 +45,66 @@ void add_stop_tokens(const Json* ids, std::vector<TokenId>& stops) {
     }
 }
 
+// A whole number that may be absent, within sensible bounds.
+Status read_count(const Json& json, const char* name, const fs::path& file, std::size_t& target) {
+    constexpr std::size_t most = 256;
+    const auto found = json.find(name);
+    if (found == json.end() || found->is_null()) return {};
+    if (!found->is_number_unsigned() || found->get<std::uint64_t>() == 0 ||
+        found->get<std::uint64_t>() > most) {
+        return Error(ErrorCode::corrupt,
+                     file.string() + ": " + name + " must be from 1 to " + std::to_string(most));
+    }
+    target = found->get<std::size_t>();
+    return {};
+}
+
+// One number a channel.
+Status read_channels(const Json& json, const char* name, const fs::path& file,
+                     std::array<float, 3>& target) {
+    const auto found = json.find(name);
+    if (found == json.end() || found->is_null()) return {};
+    for (std::size_t c = 0; c < 3; ++c) {
+        if (!found->is_array() || found->size() != 3 || !(*found)[c].is_number()) {
+            return Error(ErrorCode::corrupt, file.string() + ": " + name + " must be 3 numbers");
+        }
+        target[c] = (*found)[c].get<float>();
+    }
+    return {};
+}
+
+Result<std::optional<VisionFormat>> read_vision(const fs::path& folder, const Json& config) {
+    const auto tower = config.find("vision_config");
+    if (tower == config.end() || !tower->is_object()) return std::optional<VisionFormat>();
+    VisionFormat format;
+    vision::CanvasRule& rule = format.canvas;
+    const fs::path config_file = folder / "config.json";
+    PERCHERON_TRY(read_count(*tower, "patch_size", config_file, rule.patch));
+    PERCHERON_TRY(read_count(*tower, "spatial_merge_size", config_file, rule.merge));
+    PERCHERON_TRY(read_count(*tower, "temporal_patch_size", config_file, rule.frames));
+    const fs::path file = folder / "preprocessor_config.json";
+    if (!fs::exists(file)) return std::optional(format);
+    PERCHERON_ASSIGN(const Json processor, read_json(file));
+    const vision::CanvasRule of_tower = rule;
+    PERCHERON_TRY(read_count(processor, "patch_size", file, rule.patch));
+    PERCHERON_TRY(read_count(processor, "merge_size", file, rule.merge));
+    PERCHERON_TRY(read_count(processor, "temporal_patch_size", file, rule.frames));
+    if (rule.patch != of_tower.patch || rule.merge != of_tower.merge ||
+        rule.frames != of_tower.frames) {
+        return Error(ErrorCode::corrupt,
+                     file.string() + " cuts pictures otherwise than vision_config in " +
+                         config_file.string() + "; use the two files of one model");
+    }
+    PERCHERON_TRY(read_channels(processor, "image_mean", file, format.scale.mean));
+    PERCHERON_TRY(read_channels(processor, "image_std", file, format.scale.deviation));
+    for (const float deviation : format.scale.deviation) {
+        if (!(deviation > 0)) {
+            return Error(ErrorCode::corrupt, file.string() + ": image_std must be above 0");
+        }
+    }
+    return std::optional(format);
+}
+
 }  // namespace
 
 Result<ServedModel> ServedModel::load(const fs::path& folder) {
@@ -55,7 +115,8 @@ Result<ServedModel> ServedModel::load(const fs::path& folder) {
                       .format = std::move(format),
                       .defaults = {},
                       .chat_template = {},
-                      .stop_tokens = {}};
+                      .stop_tokens = {},
+                      .vision = {}};
     const auto positive = [&](const char* name) -> std::uint32_t {
         const Json* value = field_of(config, name);
         return value != nullptr && value->is_number_unsigned() ? value->get<std::uint32_t>() : 0;
@@ -85,6 +146,9 @@ Result<ServedModel> ServedModel::load(const fs::path& folder) {
         if (top_k != generation.end() && top_k->is_number_integer()) {
             model.defaults.top_k = top_k->get<int>();
         }
+    }
+    if (model.format.tokenizer().added_token("<|image|>")) {
+        PERCHERON_ASSIGN(model.vision, read_vision(folder, config));
     }
     struct stat facts {};
     if (::stat((folder / "config.json").c_str(), &facts) == 0) {

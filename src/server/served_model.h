@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,16 @@
 #include "core/status.h"
 #include "server/generation_fields.h"
 #include "text/chat_prompt.h"
+#include "vision/canvas.h"
+#include "vision/patches.h"
 
 namespace percheron::server {
+
+// How pictures are cut up for the model's vision part.
+struct VisionFormat {
+    vision::CanvasRule canvas;
+    vision::PixelScale scale;
+};
 
 struct ServedModel {
     std::string name;
@@ -25,7 +34,12 @@ struct ServedModel {
     std::uint32_t context_limit = 0;  // max_position_embeddings
     std::uint64_t created = 0;        // Unix seconds of config.json
 
-    // Reads tokenizer, chat template, config.json and generation_config.json of a model folder.
+    // What config.json and preprocessor_config.json say of pictures; nothing without a
+    // vision_config or a placeholder token.  Whether the engine sees them is the engine's to say.
+    std::optional<VisionFormat> vision;
+
+    // Reads tokenizer, chat template, config.json, generation_config.json and
+    // preprocessor_config.json of a model folder; the last two may be absent.
     // Errors: not_found, io, corrupt.
     static Result<ServedModel> load(const std::filesystem::path& folder);
 };

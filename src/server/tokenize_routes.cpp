@@ -1,5 +1,6 @@
 // Text to ids and back, for harnesses that count tokens with the server's own tokenizer.
 #include "server/api_error.h"
+#include "server/chat_images.h"
 #include "server/json_body.h"
 #include "server/routes.h"
 
@@ -14,7 +15,7 @@ struct Outcome {
     std::string json;
 };
 
-Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_view body) {
+Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std::string_view body) {
     JsonBody json = parse_json_object(body);
     if (json.error) return {json.error, ""};
     FieldReader fields(json.object);
@@ -24,9 +25,12 @@ Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_vi
         options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
         const Json* tools = fields.find("tools");
         if (fields.error()) return {fields.error(), ""};
-        auto prompt =
-            model.format.render(*fields.find("messages"), tools ? *tools : Json(), options);
+        Json messages = *fields.find("messages");
+        ChatImages images = read_chat_images(take_image_parts(messages), model.vision, engine);
+        if (images.error) return {images.error, ""};
+        auto prompt = model.format.render(messages, tools ? *tools : Json(), options);
         if (!prompt.ok()) return {invalid_value("messages", prompt.error().message()), ""};
+        place_images(std::move(images.images), *prompt);
         ids = std::move(prompt->ids);
     } else {
         const auto text = fields.text("prompt", longest_text);
@@ -39,7 +43,8 @@ Outcome tokenize(const ServedModel& model, std::uint32_t context, std::string_vi
     Json tokens = Json::array();
     for (const TokenId id : ids)
         tokens.push_back(to_int(id));
-    const Json reply{{"count", ids.size()}, {"max_model_len", context}, {"tokens", tokens}};
+    const Json reply{
+        {"count", ids.size()}, {"max_model_len", engine.context_tokens}, {"tokens", tokens}};
     return {std::nullopt, reply.dump()};
 }
 
@@ -80,9 +85,9 @@ asio::awaitable<void> serve_tokenize(RouteCall& call) {
     }
     Outcome outcome;
     const ServedModel& model = *call.state.model;
-    const std::uint32_t context = call.state.engine->description().context_tokens;
+    const EngineDescription& engine = call.state.engine->description();
     const std::string& body = call.exchange.request().body;
-    co_await on_text_thread(call.state, [&] { outcome = tokenize(model, context, body); });
+    co_await on_text_thread(call.state, [&] { outcome = tokenize(model, engine, body); });
     respond(call.exchange, std::move(outcome));
 }
 

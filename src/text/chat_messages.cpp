@@ -94,7 +94,9 @@ Result<Value> read_part(const Json& part, const std::string& place, std::string&
     const auto& type = part["type"].get_ref<const std::string&>();
     const bool is_text = type == "text" || type == "input_text" || type == "output_text";
     if (!is_text) {
-        auto value = jinja::value_of_json(part, from_input);
+        Json known = part;
+        if (type == "input_image") known["type"] = "image_url";  // templates know no other
+        auto value = jinja::value_of_json(known, from_input);
         if (!value.ok()) return value.error().in(place);
         return value;
     }

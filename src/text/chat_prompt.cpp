@@ -7,6 +7,7 @@
 
 #include "text/chat_messages.h"
 #include "text/chat_template.h"
+#include "text/image_parts.h"
 
 namespace percheron {
 namespace {
@@ -63,6 +64,26 @@ void set(Variables& variables, std::string name, Value value) {
         }
     }
     variables.emplace_back(std::move(name), std::move(value));
+}
+
+// The variables that a template sees, but the messages.
+Result<Variables> variables_of(Variables variables, const Json& tools, const ChatOptions& options) {
+    PERCHERON_ASSIGN(Value tool_list, read_chat_tools(tools));
+    if (options.variables.is_object()) {
+        for (const auto& [name, json] : options.variables.items()) {
+            PERCHERON_ASSIGN(Value value, jinja::value_of_json(json, TextOrigin::from_input));
+            set(variables, name, std::move(value));
+        }
+    } else if (!options.variables.is_null()) {
+        return Error(ErrorCode::invalid_argument, "chat_template_kwargs must be an object");
+    }
+    set(variables, "tools", std::move(tool_list));
+    set(variables, "add_generation_prompt", Value(options.add_generation_prompt));
+    if (!options.reasoning_effort.empty()) {
+        set(variables, "reasoning_effort",
+            Value::text(options.reasoning_effort, TextOrigin::from_input));
+    }
+    return variables;
 }
 
 // What ends the rendering of a last assistant message that is to be continued: everything from the
@@ -137,29 +158,12 @@ Result<ChatPrompt> ChatFormat::render(const Json& messages, const Json& tools,
                      "continue_final_message needs add_generation_prompt to be false");
     }
     PERCHERON_ASSIGN(ChatMessages chat, read_chat_messages(messages));
-    PERCHERON_ASSIGN(Value tool_list, read_chat_tools(tools));
+    PERCHERON_ASSIGN(Variables variables, variables_of(content_->token_names, tools, options));
     if (options.continue_final_message && !chat.ends_with_assistant) {
         return Error(ErrorCode::invalid_argument,
                      "continue_final_message needs an assistant message at the end of messages");
     }
-
-    Variables variables = content_->token_names;
-    if (options.variables.is_object()) {
-        for (const auto& [name, json] : options.variables.items()) {
-            PERCHERON_ASSIGN(Value value, jinja::value_of_json(json, TextOrigin::from_input));
-            set(variables, name, std::move(value));
-        }
-    } else if (!options.variables.is_null()) {
-        return Error(ErrorCode::invalid_argument, "chat_template_kwargs must be an object");
-    }
     set(variables, "messages", std::move(chat.messages));
-    set(variables, "tools", std::move(tool_list));
-    set(variables, "add_generation_prompt", Value(options.add_generation_prompt));
-    if (!options.reasoning_effort.empty()) {
-        set(variables, "reasoning_effort",
-            Value::text(options.reasoning_effort, TextOrigin::from_input));
-    }
-
     PERCHERON_ASSIGN(MarkedText rendered, content_->chat_template.render(std::move(variables)));
     if (options.continue_final_message) {
         PERCHERON_TRY(cut_after_final_message(rendered, chat.last_text));
@@ -175,7 +179,34 @@ Result<ChatPrompt> ChatFormat::render(const Json& messages, const Json& tools,
         if (id == content_->think_open) prompt.starts_in_reasoning = true;
         if (id == content_->think_close) prompt.starts_in_reasoning = false;
     }
+    PERCHERON_TRY(find_image_parts(messages, tools, options, prompt));
     return prompt;
+}
+
+Status ChatFormat::find_image_parts(const Json& messages, const Json& tools,
+                                    const ChatOptions& options, ChatPrompt& prompt) const {
+    const std::size_t parts = count_image_parts(messages);
+    if (prompt.image_positions.size() != parts) {
+        return Error(ErrorCode::invalid_argument,
+                     "messages hold " + std::to_string(parts) +
+                         " images and the chat template prints " +
+                         std::to_string(prompt.image_positions.size()) +
+                         "; send images in user or tool messages");
+    }
+    if (parts < 2) {
+        prompt.image_parts.resize(parts, 0);
+        return {};
+    }
+    const auto render_again = [&](const Json& marked) -> Result<std::string> {
+        PERCHERON_ASSIGN(ChatMessages chat, read_chat_messages(marked));
+        PERCHERON_ASSIGN(Variables variables, variables_of(content_->token_names, tools, options));
+        set(variables, "messages", std::move(chat.messages));
+        PERCHERON_ASSIGN(const MarkedText text,
+                         content_->chat_template.render(std::move(variables)));
+        return text.text();
+    };
+    PERCHERON_ASSIGN(prompt.image_parts, order_of_image_parts(messages, prompt.text, render_again));
+    return {};
 }
 
 }  // namespace percheron

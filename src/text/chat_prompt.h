@@ -31,6 +31,9 @@ struct ChatPrompt {
     std::vector<TokenId> ids;
     std::string text;                          // as rendered
     std::vector<std::size_t> image_positions;  // of each <|image|> in ids, in order
+    // The image part (text/image_parts.h) that each of them stands for: templates may print
+    // messages in another order than they came.
+    std::vector<std::size_t> image_parts;
     std::vector<std::size_t> video_positions;
     bool starts_in_reasoning = false;  // the reply begins inside <think>
     std::string last_message;          // text of the last message
@@ -62,6 +65,9 @@ class ChatFormat {
   private:
     struct Content;
     explicit ChatFormat(std::unique_ptr<Content> content);
+    Status find_image_parts(const nlohmann::ordered_json& messages,
+                            const nlohmann::ordered_json& tools, const ChatOptions& options,
+                            ChatPrompt& prompt) const;
 
     std::unique_ptr<Content> content_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +23,9 @@ struct ReplayServerOptions {
     server::ServerOptions server;
     std::uint32_t context = 4096;
     std::uint32_t max_running = 1024;
+    bool vision = true;  // the engine takes images
+    // Puts another engine before the replay.
+    std::function<std::unique_ptr<Engine>(std::unique_ptr<Engine>)> wrap;
 };
 
 inline std::filesystem::path nano_folder() {
@@ -50,7 +54,10 @@ class ReplayServer {
         description.max_running = options.max_running;
         description.kv_tokens = std::uint64_t{options.context} * options.max_running;
         description.stop_tokens = model->stop_tokens;
-        server_->serve(make_replay_engine(std::move(*script), description), std::move(*model));
+        description.vision = options.vision;
+        std::unique_ptr<Engine> engine = make_replay_engine(std::move(*script), description);
+        if (options.wrap) engine = options.wrap(std::move(engine));
+        server_->serve(std::move(engine), std::move(*model));
     }
 
     std::uint16_t port() const { return server_->port(); }

@@ -251,6 +251,30 @@ TEST(ChatPrompt, SaysWhereTheReplyBeginsAndWhereImagesAre) {
     EXPECT_FALSE(prompt_of(messages, {}, no_prompt).starts_in_reasoning);
 }
 
+// A template that prints fewer images than there are must not leave one unseen.
+TEST(ChatPrompt, ImagesThatATemplateDoesNotPrintOnceAreRefused) {
+    const auto tokenizer = [] {
+        return std::move(*Tokenizer::load(source_path("models/nano/tokenizer.json")));
+    };
+    const Json image = {{"type", "image"}};
+    const Json two = Json::array({{{"role", "user"}, {"content", Json::array({image, image})}}});
+    const std::string print = "{% for p in messages[0].content %}<|image|>{% endfor %}";
+    const auto render = [&](const std::string& source) {
+        return ChatFormat::make(tokenizer(), source)->render(two, {}, {});
+    };
+    EXPECT_FALSE(render("{{ messages[0].content | length }}").ok());
+    EXPECT_FALSE(render(print + print).ok());
+    EXPECT_FALSE(render("<|image|>").ok());
+    // As many as there are, but which is which cannot be said.
+    EXPECT_FALSE(render(print).ok());
+    const std::string kinds =
+        "{% for p in messages[0].content | reverse %}{% if p.type == 'text' %}{{ p.text }}"
+        "{% else %}<|image|>{% endif %}{% endfor %}";
+    const auto reversed = render(kinds);
+    ASSERT_TRUE(reversed.ok()) << reversed.error().message();
+    EXPECT_EQ(reversed->image_parts, (std::vector<std::size_t>{1, 0}));
+}
+
 TEST(ChatPrompt, TemplatesMayPrintTheTokensOfTheConfiguration) {
     const auto folder = std::filesystem::temp_directory_path() / "percheron_chat_format_test";
     std::filesystem::create_directories(folder);
