@@ -61,6 +61,7 @@ Status run(const Arguments& arguments) {
         arguments.arithmetic == "fp32" ? ops::Arithmetic::fp32 : ops::Arithmetic::standard;
     options.top = arguments.top;
     options.threads = arguments.threads;
+    options.device = arguments.device;
     if (isatty(STDERR_FILENO) != 0) {
         options.progress = [](std::size_t done, std::size_t total) {
             std::fprintf(stderr, "\r%zu of %zu positions%s", done, total,
@@ -103,8 +104,8 @@ void add_score(CLI::App& app, int& exit_code) {
     command->add_flag("--json", arguments->json, "Every figure as JSON");
     command->add_option("--arithmetic", arguments->arithmetic, "fp32 or default")
         ->check(CLI::IsMember({"fp32", "default"}));
-    command->add_option("--device", arguments->device, "auto or cpu")
-        ->check(CLI::IsMember({"auto", "cpu"}));
+    command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")
+        ->capture_default_str();
     command->add_option("--threads", arguments->threads, "Threads that compute (default: all)");
     command->callback([arguments, &exit_code] {
         const Status status = run(*arguments);

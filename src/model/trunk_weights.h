@@ -29,6 +29,9 @@ struct TrunkWeights {
     std::vector<LayerWeights> layers;
 };
 
+// The numbers of `config` that the stages share.
+ops::NetworkShape shape_of(const ModelConfig& config);
+
 // Asks `source` for every tensor of the trunk.  Errors: the source's, with the tensor named.
 Result<TrunkWeights> load_trunk(const ModelConfig& config, WeightSource& source,
                                 ops::Backend& backend);

@@ -1,11 +1,13 @@
 #include "model/weight_loader.h"
 
+#include "model/trunk_weights.h"
+
 namespace percheron::model {
 
 Status WeightLoader::matrix(const std::string& stem, std::size_t n, std::size_t k,
-                            ops::WeightMatrix& out) {
+                            ops::WeightMatrix& out, ops::WeightUse use) {
     PERCHERON_ASSIGN(const ops::WeightMatrix stored, source_.matrix(stem, n, k));
-    PERCHERON_ASSIGN(out, backend_.place(stored, stem));
+    PERCHERON_ASSIGN(out, backend_.place(stored, stem, use));
     return {};
 }
 
@@ -23,7 +25,8 @@ Status WeightLoader::turn(const std::string& layer, const std::string& site,
                           const std::string& norm, ops::MhcWeights& out) {
     const std::size_t streams = config_.streams;
     const std::size_t gates = (2 + streams) * streams;
-    PERCHERON_TRY(matrix(layer + "hc_" + site + "_fn", gates, streams * config_.hidden, out.fn));
+    PERCHERON_TRY(matrix(layer + "hc_" + site + "_fn", gates, streams * config_.hidden, out.fn,
+                         ops::WeightUse::rows));
     PERCHERON_TRY(vector(layer + "hc_" + site + "_base", gates, out.base));
     PERCHERON_TRY(vector(layer + "hc_" + site + "_scale", 3, out.scale));
     return vector(layer + norm + ".weight", config_.hidden, out.norm);
@@ -59,7 +62,10 @@ Status WeightLoader::sparse(const std::string& at, ops::SparseAttentionWeights& 
     PERCHERON_TRY(matrix(at + "q_b_proj", heads * keys, config_.query_rank, out.q_b));
     PERCHERON_TRY(matrix(at + "kv_a_proj_with_mqa", config_.latent, hidden, out.kv_a));
     PERCHERON_TRY(vector(at + "kv_a_layernorm.weight", config_.latent, out.kv_a_norm));
-    PERCHERON_TRY(matrix(at + "kv_b_proj", heads * (keys + values), config_.latent, out.kv_b));
+    const std::string kv_b = at + "kv_b_proj";
+    PERCHERON_ASSIGN(const ops::WeightMatrix stored,
+                     source_.matrix(kv_b, heads * (keys + values), config_.latent));
+    PERCHERON_ASSIGN(out.kv_b, backend_.place_latent_heads(stored, shape_of(config_), kv_b));
     PERCHERON_TRY(matrix(at + "o_proj", hidden, heads * values, out.out));
 
     const std::string index = at + "indexer.";
@@ -84,7 +90,8 @@ Status WeightLoader::feed_forward(const std::string& at, std::size_t intermediat
 
 Status WeightLoader::experts(const std::string& at, std::vector<ops::FeedForwardWeights>& list,
                              ops::ExpertsWeights& out) {
-    PERCHERON_TRY(matrix(at + "gate", config_.experts, config_.hidden, out.router));
+    PERCHERON_TRY(
+        matrix(at + "gate", config_.experts, config_.hidden, out.router, ops::WeightUse::rows));
     PERCHERON_TRY(vector(at + "gate.e_score_correction_bias", config_.experts, out.router_bias));
     list.resize(config_.experts);
     for (std::size_t expert = 0; expert < config_.experts; ++expert) {
@@ -92,6 +99,7 @@ Status WeightLoader::experts(const std::string& at, std::vector<ops::FeedForward
                                    config_.expert_intermediate, list[expert]));
     }
     out.experts = list;
+    PERCHERON_ASSIGN(out.table, backend_.place_experts(out.experts, at));
     return feed_forward(at + "shared_experts.",
                         config_.expert_intermediate * config_.shared_experts, out.shared);
 }

@@ -17,7 +17,8 @@ class WeightLoader {
     WeightLoader(const ModelConfig& config, WeightSource& source, ops::Backend& backend)
         : config_(config), source_(source), backend_(backend) {}
 
-    Status matrix(const std::string& stem, std::size_t n, std::size_t k, ops::WeightMatrix& out);
+    Status matrix(const std::string& stem, std::size_t n, std::size_t k, ops::WeightMatrix& out,
+                  ops::WeightUse use = ops::WeightUse::product);
     // Several tensors of `count` values each, one after the other in the placed vector.
     Status vectors(const std::vector<std::string>& names, std::size_t count, const float*& out);
     Status vector(const std::string& name, std::size_t count, const float*& out) {

@@ -16,6 +16,7 @@
 #include "percheron/types.h"
 
 #include "core/dtype.h"
+#include "core/machine_memory.h"
 #include "core/status.h"
 #include "ops/batch.h"
 #include "ops/cache_views.h"
@@ -110,6 +111,7 @@ struct ExpertsWeights {
     const float* router_bias = nullptr;  // [E], for the choice only
     std::span<const FeedForwardWeights> experts;
     FeedForwardWeights shared;
+    const void* table = nullptr;  // what place_experts() made of them
 };
 
 // Numbers every stage of one network shares.
@@ -126,7 +128,12 @@ struct NetworkShape {
     float router_scale = 1.0f;
     float swiglu_limit = 10.0f;
     std::size_t dense_intermediate = 0, expert_intermediate = 0, shared_intermediate = 0;
+    std::size_t context_limit = 0;  // positions of the longest sequence
 };
+
+// What a placed matrix is read by: products only, or row by row (an embedding's rows, the gates of
+// the hyper-connections, the router), which a backend keeps as stored.
+enum class WeightUse : std::uint8_t { product, rows };
 
 class VisionStages;
 
@@ -155,10 +162,31 @@ class Backend {
         Bytes bytes, std::string_view purpose) = 0;
     // Sets bytes of this backend's memory to zero, in order with the steps.
     virtual void clear(void* data, Bytes bytes) { std::memset(data, 0, bytes); }
+    // The memory that allocate() and place() take from, now.
+    virtual Result<MachineMemory> memory() const { return machine_memory(); }
+    // Whether that is other memory than the host's.
+    virtual bool has_own_memory() const { return false; }
+    // Whether the stages can compute such a network, asked before anything is placed.  The error
+    // says which number does not suit.
+    virtual Status check_shape(const NetworkShape& /*shape*/, std::size_t /*rows*/) const {
+        return {};
+    }
     // Makes a stored matrix usable by the stages (upload, repack) or returns it as it is.  The
     // result lives as long as both the source and the backend.
-    virtual Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name) = 0;
+    virtual Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,
+                                       WeightUse use) = 0;
     virtual Result<const float*> place(std::span<const float> vector, std::string_view name) = 0;
+    // The same for kv_b, whose heads' keys are read transposed and whose values are not.
+    virtual Result<WeightMatrix> place_latent_heads(const WeightMatrix& stored,
+                                                    const NetworkShape& /*shape*/,
+                                                    std::string_view name) {
+        return place(stored, name, WeightUse::product);
+    }
+    // Called once with all placed experts of a layer; the result becomes ExpertsWeights::table.
+    virtual Result<const void*> place_experts(std::span<const FeedForwardWeights> /*experts*/,
+                                              std::string_view /*layer*/) {
+        return static_cast<const void*>(nullptr);
+    }
     // What prepare() will reserve for these sizes, known before anything is loaded.
     virtual Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
                                 std::size_t logit_rows) const = 0;

@@ -72,7 +72,8 @@ Result<std::unique_ptr<BackendBuffer>> ComposedBackend::allocate_host_readable(
     return allocate(bytes, purpose);
 }
 
-Result<WeightMatrix> ComposedBackend::place(const WeightMatrix& stored, std::string_view) {
+Result<WeightMatrix> ComposedBackend::place(const WeightMatrix& stored, std::string_view,
+                                            WeightUse) {
     return stored;
 }
 

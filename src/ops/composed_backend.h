@@ -31,7 +31,8 @@ class ComposedBackend : public Backend {
     Result<std::unique_ptr<BackendBuffer>> allocate(Bytes bytes, std::string_view purpose) override;
     Result<std::unique_ptr<BackendBuffer>> allocate_host_readable(
         Bytes bytes, std::string_view purpose) override;
-    Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name) override;
+    Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,
+                               WeightUse use) override;
     Result<const float*> place(std::span<const float> vector, std::string_view name) override;
     Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
                         std::size_t logit_rows) const override;

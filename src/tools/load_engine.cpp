@@ -10,7 +10,7 @@
 #include "engine/memory_plan.h"
 #include "model/network.h"
 #include "model/vision_tower.h"
-#include "ops/cpu/cpu_backend.h"
+#include "tools/devices.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
 
@@ -63,19 +63,10 @@ std::string last_name(const std::filesystem::path& folder) {
     return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
-Status check_device(const std::string& device) {
-    if (device != "auto" && device != "cpu") {
-        return Error(ErrorCode::unsupported,
-                     "--device " + device + " is not in this build; use auto or cpu");
-    }
-    return {};
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                             const Tokenizer& tokenizer) {
-    PERCHERON_TRY(check_device(options.device));
     PERCHERON_ASSIGN(const DType kv_dtype,
                      cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
     StageLog stages;
@@ -86,16 +77,15 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         log_warning(warning);
     }
 
-    ops::CpuBackendOptions backend_options;
-    backend_options.threads = options.threads;
-    backend_options.arithmetic = options.arithmetic;
-    engine::NetworkParts parts;
-    parts.weights = source.weights;
-    PERCHERON_ASSIGN(parts.backend, ops::make_cpu_backend(backend_options));
-
     model::NetworkOptions network_options;
     const engine::SchedulerOptions& rows = options.scheduler;
     network_options.max_rows = std::max(rows.prefill_rows, rows.decode_rows);
+    engine::NetworkParts parts;
+    parts.weights = source.weights;
+    PERCHERON_ASSIGN(parts.backend,
+                     make_backend({options.device, options.threads, options.arithmetic}, config,
+                                  network_options.max_rows));
+
     network_options.max_logit_rows =
         std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
 
@@ -103,20 +93,25 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     const std::uint64_t longest = options.context.value_or(config.context_limit);
     vision_options.max_tokens = std::min<std::uint64_t>(vision_options.max_tokens, longest);
 
+    const bool sees = config.has_vision && parts.backend->vision() != nullptr;
     engine::MemoryNeeds needs;
-    if (config.has_vision) {
+    if (sees) {
         needs.tower = model::VisionTower::memory(config, *parts.backend, vision_options);
         // Two of the largest images, or as many smaller ones.
         needs.image_features =
             2 * vision_options.max_tokens * config.vision.out_hidden * sizeof(float);
     }
     needs.weights = source.weight_bytes;
-    PERCHERON_ASSIGN(needs.program, anonymous_memory());
+    // On a GPU the plan is of its memory, which holds nothing of the program but what the driver
+    // has already taken.
+    if (!parts.backend->has_own_memory()) {
+        PERCHERON_ASSIGN(needs.program, anonymous_memory());
+    }
     needs.network = model::Network::memory(config, *parts.backend, network_options);
     needs.vocabulary = config.vocabulary;
     needs.caches = cache::CacheShape::of(config, kv_dtype);
     needs.context_limit = config.context_limit;
-    PERCHERON_ASSIGN(const MachineMemory machine, machine_memory());
+    PERCHERON_ASSIGN(const MachineMemory machine, parts.backend->memory());
     PERCHERON_ASSIGN(
         const engine::MemoryPlan plan,
         engine::plan_memory(needs, {options.context, options.kv_memory, options.max_running},
@@ -130,7 +125,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
 
     PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
                                                          network_options));
-    if (config.has_vision) {
+    if (sees) {
         PERCHERON_ASSIGN(parts.tower, model::VisionTower::load(config, *source.weights,
                                                                *parts.backend, vision_options));
     }

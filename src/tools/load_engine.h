@@ -1,5 +1,5 @@
-// From a model folder to a running engine: checkpoint, plan of memory, CPU backend, network,
-// engine. serve, chat and bench all start here.
+// From a model folder to a running engine: checkpoint, plan of memory, backend, network, engine.
+// serve, chat and bench all start here.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace percheron::tools {
 struct LoadOptions {
     std::filesystem::path folder;  // of resolve_model(): the network's files
     std::string model_name;        // empty: the folder's last name
-    std::string device = "auto";   // auto, cpu
+    std::string device = "auto";   // tools/devices.h
     ops::Arithmetic arithmetic = ops::Arithmetic::standard;
     std::string kv_dtype = "auto";         // auto, bf16; f32 with fp32 arithmetic
     std::uint32_t threads = 0;             // 0: as many as the process may run on

@@ -11,7 +11,7 @@
 #include "cache/cache_shape.h"
 #include "cache/cache_store.h"
 #include "model/network.h"
-#include "ops/cpu/cpu_backend.h"
+#include "tools/devices.h"
 #include "tools/model_source.h"
 
 namespace percheron::tools {
@@ -174,12 +174,11 @@ Result<std::vector<SequenceScore>> score(const std::vector<std::vector<TokenId>>
     const model::ModelConfig& config = source.config;
     PERCHERON_TRY(check_ids(sequences, config));
 
-    ops::CpuBackendOptions backend_options;
-    backend_options.threads = options.threads;
-    backend_options.arithmetic = options.arithmetic;
-    PERCHERON_ASSIGN(const auto backend, ops::make_cpu_backend(backend_options));
     model::NetworkOptions network_options;
     network_options.max_rows = network_options.max_logit_rows = step_rows(config.vocabulary);
+    PERCHERON_ASSIGN(const auto backend,
+                     make_backend({options.device, options.threads, options.arithmetic}, config,
+                                  network_options.max_rows));
     PERCHERON_ASSIGN(const auto network,
                      model::Network::load(config, *source.weights, *backend, network_options));
 

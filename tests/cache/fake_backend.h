@@ -33,7 +33,8 @@ class FakeBackend final : public ops::Backend {
         Bytes bytes, std::string_view purpose) override {
         return allocate(bytes, purpose);
     }
-    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored, std::string_view) override {
+    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored, std::string_view,
+                                    ops::WeightUse) override {
         return stored;
     }
     Result<const float*> place(std::span<const float> vector, std::string_view) override {

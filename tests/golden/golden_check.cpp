@@ -6,10 +6,10 @@
 #include <numeric>
 #include <vector>
 
+#include "cache/cache_store.h"
 #include "golden/picture_check.h"
 #include "model/network.h"
 #include "ops/composed_backend.h"
-#include "support/host_caches.h"
 #include "support/sequence_runner.h"
 
 namespace percheron::tests {
@@ -86,18 +86,16 @@ class PromptCheck {
 
     Result<GoldenFigures> run() {
         const std::size_t reply = tensor("f32.greedy") ? tensor("f32.greedy")->values.size() : 0;
-        HostCacheOptions cache_options;
-        cache_options.pages =
-            static_cast<std::uint32_t>((ids_.size() + reply) / ops::page_tokens + 1);
-        cache_options.slots = 1;
-        cache_options.kv_dtype =
-            backend_.arithmetic() == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
-        const HostCaches caches(config_, cache_options);
+        const auto count = static_cast<std::uint32_t>((ids_.size() + reply) / ops::page_tokens + 1);
+        PERCHERON_ASSIGN(const DType kv_dtype, cache::kv_dtype_of("auto", backend_.arithmetic()));
+        PERCHERON_ASSIGN(const auto caches,
+                         cache::CacheStore::create(cache::CacheShape::of(config_, kv_dtype), count,
+                                                   1, backend_));
         std::vector<PageId> pages;
-        for (std::uint32_t page = cache_options.pages; page > 0; --page) {
+        for (std::uint32_t page = count; page > 0; --page) {
             pages.push_back(PageId(page - 1));
         }
-        SequenceRunner runner(network_, caches.views(), RequestSlot(0), pages);
+        SequenceRunner runner(network_, caches->views(), RequestSlot(0), pages);
         const std::vector<ops::EmbeddingOverride> overrides = picture_rows();
         if (overrides.size() * config_.hidden != features_.size()) {
             return Error(ErrorCode::internal,
@@ -112,7 +110,7 @@ class PromptCheck {
         compare_tops();
         compare_last();
         compare_layers();
-        compare_states(caches);
+        compare_states(caches->views());
         compare_pools();
         if (reply > 0) PERCHERON_TRY(compare_greedy(runner));
         return figures_;
@@ -276,14 +274,15 @@ class PromptCheck {
         return found != nullptr ? found : tensor("f32." + name + "_layer" + index);
     }
 
-    void compare_states(const HostCaches& caches) {
+    void compare_states(const model::CacheViews& caches) {
         std::size_t kda_layer = 0;
         for (std::size_t layer = 0; layer < config_.layers(); ++layer) {
             if (config_.mixers[layer] != model::MixerKind::kda) continue;
-            const ops::KdaSlots& slots = caches.views().kda[kda_layer++];
+            const ops::KdaSlots& slots = caches.kda[kda_layer++];
             if (const GoldenTensor* const state = state_tensor("kda_state", layer)) {
+                const std::vector<float> ours = from_backend(slots.state, state->values.size());
                 figures_.kda_state.add(
-                    ratio_of(slots.state, state->values.data(), state->values.size(), false));
+                    ratio_of(ours.data(), state->values.data(), ours.size(), false));
             }
             if (const GoldenTensor* const conv = state_tensor("conv_state", layer)) {
                 figures_.conv_state.add(conv_ratio(slots, *conv));
@@ -291,16 +290,23 @@ class PromptCheck {
         }
     }
 
+    std::vector<float> from_backend(float* data, std::size_t count) {
+        std::vector<float> values(count);
+        backend_.read({data, DType::f32, 1, count}, values.data());
+        return values;
+    }
+
     // Golden: [channels, taps], newest last, zeros before the sequence.  Ours: rows by position.
-    double conv_ratio(const ops::KdaSlots& slots, const GoldenTensor& golden) const {
+    double conv_ratio(const ops::KdaSlots& slots, const GoldenTensor& golden) {
         const std::size_t channels = golden.rows();
         const std::size_t taps = golden.row_size();
+        const std::vector<float> rows = from_backend(slots.conv, slots.ring * channels);
         std::vector<float> ours(channels * taps, 0.0f);
         for (std::size_t tap = 0; tap < taps; ++tap) {
             if (ids_.size() + tap < taps) continue;
             const std::size_t position = ids_.size() + tap - taps;
             for (std::size_t c = 0; c < channels; ++c) {
-                ours[c * taps + tap] = slots.conv[position % slots.ring * channels + c];
+                ours[c * taps + tap] = rows[position % slots.ring * channels + c];
             }
         }
         return ratio_of(ours.data(), golden.values.data(), ours.size(), false);

@@ -1,4 +1,4 @@
-// golden_check MODEL GOLDEN_DIR [--backend cpu|reference] [--arithmetic fp32|standard]
+// golden_check MODEL GOLDEN_DIR [--backend reference|cpu|cuda|cuda:N] [--arithmetic fp32|standard]
 //              [--only PROMPT]
 // Prints every figure; exits with 1 when one is short.
 #include <cstdio>
@@ -7,8 +7,8 @@
 #include <string>
 
 #include "golden/golden_check.h"
-#include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
+#include "tools/devices.h"
 
 namespace percheron::tests {
 namespace {
@@ -29,7 +29,7 @@ bool parse(int argc, char** argv, Arguments& out) {
         }
         if (i + 1 == argc) return false;
         const std::string value = argv[++i];
-        if (word == "--backend" && (value == "reference" || value == "cpu")) {
+        if (word == "--backend" && (value == "reference" || tools::is_device_name(value))) {
             out.backend = value;
         } else if (word == "--arithmetic" && (value == "fp32" || value == "standard")) {
             out.arithmetic = value == "fp32" ? ops::Arithmetic::fp32 : ops::Arithmetic::standard;
@@ -45,21 +45,22 @@ bool parse(int argc, char** argv, Arguments& out) {
     return true;
 }
 
-Result<std::unique_ptr<ops::Backend>> backend_of(const Arguments& arguments) {
+Result<std::unique_ptr<ops::Backend>> backend_of(const Arguments& arguments,
+                                                 const model::ModelConfig& config,
+                                                 std::size_t rows) {
     if (arguments.backend == "reference") {
         return std::unique_ptr<ops::Backend>(
             ops::reference::make_reference_backend(arguments.arithmetic));
     }
-    ops::CpuBackendOptions options;
-    options.arithmetic = arguments.arithmetic;
-    return ops::make_cpu_backend(options);
+    return tools::make_backend({arguments.backend, 0, arguments.arithmetic}, config, rows);
 }
 
 Status run(const Arguments& arguments, bool& met) {
     PERCHERON_ASSIGN(const auto checkpoint, checkpoint::Checkpoint::open(arguments.model));
     PERCHERON_ASSIGN(const GoldenFile golden, GoldenFile::open(arguments.golden));
-    PERCHERON_ASSIGN(const auto backend, backend_of(arguments));
     GoldenOptions options;
+    PERCHERON_ASSIGN(const auto backend,
+                     backend_of(arguments, checkpoint->config(), options.chunk));
     options.only = arguments.only;
     options.progress = [](const std::string& prompt, const GoldenFigures& figures) {
         std::printf("%s: %s\n", prompt.c_str(), figures.to_string().c_str());
@@ -86,7 +87,7 @@ int main(int argc, char** argv) {
     percheron::tests::Arguments arguments;
     if (!percheron::tests::parse(argc, argv, arguments)) {
         std::fprintf(stderr,
-                     "usage: golden_check MODEL GOLDEN_DIR [--backend cpu|reference] "
+                     "usage: golden_check MODEL GOLDEN_DIR [--backend reference|cpu|cuda|cuda:N] "
                      "[--arithmetic fp32|standard] [--only PROMPT]\n");
         return 2;
     }

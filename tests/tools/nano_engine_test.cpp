@@ -1,6 +1,7 @@
-// Promises 2 and 3 on the embedded model, through the CPU backend: a request's ids do not depend on
-// what runs beside it, on chunks, threads, cancels or preemption.
+// Promises 2 and 3 on the embedded model: a request's ids do not depend on what runs beside it, on
+// chunks, threads, cancels or preemption.  On the CPU, or where PERCHERON_TEST_DEVICE says.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <latch>
@@ -61,6 +62,8 @@ class NanoEngine : public ::testing::Test {
         options.kv_memory = Bytes{64} << 20;
         options.max_running = 8;
         options.threads = 1;
+        const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
+        options.device = device != nullptr ? device : "cpu";
         return options;
     }
     static std::unique_ptr<Engine> load(const LoadOptions& options) {

@@ -15,13 +15,14 @@ struct DeviceSequence {
     std::uint32_t first_page = 0;  // of its pages in the step's page table
 };
 
-// All of a step's rows; every pointer is device memory.
+// A step's rows, or a run of them; every pointer is device memory.
 struct DeviceBatch {
     int rows = 0;
     const DeviceSequence* sequences = nullptr;
     int sequence_count = 0;
-    const std::uint32_t* sequence_of_row = nullptr;  // [rows]
+    const std::uint32_t* sequence_of_row = nullptr;  // [rows], of this run
     const std::uint32_t* pages = nullptr;  // the sequences' page tables, one after another
+    std::uint32_t first_row = 0;           // of the step, when only some of its rows are meant
 };
 
 }  // namespace percheron::ops::cuda

@@ -18,4 +18,7 @@ inline Status check(cudaError_t code, std::string_view what) {
                            cudaGetErrorName(code) + ")");
 }
 
+// Whether this build holds code for the current device.
+Status check_code(std::string_view device);
+
 }  // namespace percheron::ops::cuda

@@ -143,6 +143,7 @@ Result<PackedMatrix> pack_matrix(const WeightMatrix& stored, void* packed, cudaS
     result.n = static_cast<int>(stored.n);
     result.k = static_cast<int>(stored.k);
     result.data = static_cast<const std::uint8_t*>(packed);
+    result.global_scale = packed_global_scale(stored);
     const Stored source{stored.data, stored.scales, result.n, result.k};
     const int blocks = result.blocks();
     const std::size_t places = static_cast<std::size_t>(result.tiles()) * blocks;
@@ -165,8 +166,6 @@ Result<PackedMatrix> pack_matrix(const WeightMatrix& stored, void* packed, cudaS
         case WeightFormat::nvfp4:
             if (stored.k % 16 != 0)
                 return Error(ErrorCode::unsupported, "nvfp4 needs k to be a multiple of 16");
-            // The kernel's scales carry 2^-8 so that they fit bf16 beside e2m1's 2^126.
-            result.global_scale = stored.global_scale * 256.0f;
             pack_nibbles<false>
                 <<<grid(places * 64), 256, 0, stream>>>(source, blocks, places * 64, bytes);
             break;

@@ -63,6 +63,12 @@ constexpr std::size_t packed_bytes(WeightFormat format, std::size_t n, std::size
            static_cast<std::size_t>(block_bytes(format));
 }
 
+// What a packed matrix's products are multiplied by: the kernel's nvfp4 scales carry 2^-8, so that
+// they fit bf16 beside e2m1's 2^126.
+inline float packed_global_scale(const WeightMatrix& stored) {
+    return stored.format == WeightFormat::nvfp4 ? stored.global_scale * 256.0f : 1.0f;
+}
+
 // Packs `stored`, whose data and scales are device memory in the stored lay-out, into `packed`
 // (packed_bytes() long, device memory, 16-byte aligned).  Asynchronous on `stream`.
 // Errors: unsupported (format f32), internal (the launch failed).

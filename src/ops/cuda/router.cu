@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(choose_threads)
             groups_before[e + 1] = before_groups;
         }
     }
-    __syncthreads();
+    const int touched = __syncthreads_count(count > 0);
     if (expert < routing.experts && count > 0) {
         std::int32_t place = pairs_before[expert];
         for (int pair = 0; pair < pairs; ++pair) {
@@ -184,7 +184,10 @@ __global__ void __launch_bounds__(choose_threads)
             routing.choice.groups[group] = {expert, pairs_before[expert] + done,
                                             min(count - done, expert_group_rows)};
     }
-    if (expert == 0) *routing.choice.group_count = groups_before[routing.experts];
+    if (expert == 0) {
+        *routing.choice.group_count = groups_before[routing.experts];
+        if (routing.choice.touched != nullptr) *routing.choice.touched = touched;
+    }
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ struct ExpertChoice {
     std::uint32_t* pair_order = nullptr;  // [pairs]
     ExpertGroup* groups = nullptr;        // [pairs]
     std::int32_t* group_count = nullptr;
+    std::int32_t* touched = nullptr;  // how many experts were chosen at all; or nullptr
 };
 
 struct Routing {

@@ -24,7 +24,8 @@ __device__ RowView row_view(const TokenSelection& op, int row) {
     const DeviceSequence& s = op.batch.sequences[op.batch.sequence_of_row[row]];
     RowView view;
     view.pages = op.batch.pages + s.first_page;
-    view.visible = static_cast<int>(s.first_position + (row - s.first_row) + 1);
+    view.visible =
+        static_cast<int>(s.first_position + (op.batch.first_row + row - s.first_row) + 1);
     view.candidates = view.visible / pool;
     return view;
 }

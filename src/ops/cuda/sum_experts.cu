@@ -29,6 +29,15 @@ __global__ void __launch_bounds__(threads) sum_kernel(const __grid_constant__ Ex
 
 }  // namespace
 
+Status check_code(std::string_view device) {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, sum_kernel) == cudaSuccess) return {};
+    return Error(ErrorCode::unsupported,
+                 "this build has no code for " + std::string(device) + " (" +
+                     cudaGetErrorString(cudaGetLastError()) +
+                     "); build with its compute capability in CMAKE_CUDA_ARCHITECTURES");
+}
+
 Status sum_experts(const ExpertSum& sum, const LaunchContext& context) {
     if (sum.hidden % 4 != 0)
         return Error(ErrorCode::unsupported,

@@ -1,0 +1,402 @@
+#include "ops/cuda/cuda_stages.h"
+
+#include <cmath>
+
+#include "ops/cuda/embed_rows.h"
+#include "ops/cuda/kda_step.h"
+#include "ops/cuda/latent_attention.h"
+#include "ops/cuda/mhc_turn.h"
+#include "ops/cuda/select_tokens.h"
+#include "ops/cuda/sparse_rows.h"
+#include "ops/latent_attention.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x, int x_stride, float* y,
+                      int y_stride) {
+    FewRowProduct one;
+    one.weight = weight;
+    one.x = x;
+    one.x_stride = x_stride;
+    one.y = y;
+    one.y_stride = y_stride;
+    return one;
+}
+
+FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x, int x_stride,
+                      __nv_bfloat16* y, int y_stride) {
+    FewRowProduct one = product(weight, x, x_stride, static_cast<float*>(nullptr), y_stride);
+    one.y = y;
+    one.y_is_bf16 = true;
+    return one;
+}
+
+float* floats(const Activations& activations) {
+    return static_cast<float*>(activations.data);
+}
+
+// The grid of the index scores is cut for a power of two of pools, so that a growing context
+// changes a recorded step seldom.  At most `all`: none is scored.
+int pools_bucket(std::size_t pools, std::size_t all, std::size_t limit) {
+    if (pools <= all) return static_cast<int>(all);
+    std::size_t bucket = 1024;
+    while (bucket < pools)
+        bucket *= 2;
+    return static_cast<int>(std::min(bucket, limit));
+}
+
+}  // namespace
+
+template <class... Values>
+bool CudaBackend::only_noted(const Values&... values) {
+    if (fingerprint_ == nullptr) return failed();
+    (fingerprint_->add(values), ...);
+    return true;
+}
+
+const __nv_bfloat16* CudaBackend::rounded(const Activations& x) {
+    auto* const memory = reinterpret_cast<__nv_bfloat16*>(rounded_memory_.data());
+    if (x.data != rounded_from_) {
+        note(round_rows(floats(x), static_cast<int>(x.rows), static_cast<int>(x.columns), memory,
+                        context_));
+        rounded_from_ = x.data;
+    }
+    return memory;
+}
+
+void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
+    constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
+                                        WeightFormat::w4a16, WeightFormat::nvfp4};
+    FewRowProduct same[largest_product_count];
+    for (const WeightFormat format : formats) {
+        std::size_t count = 0;
+        for (const FewRowProduct& one : products) {
+            if (one.weight.format == format) same[count++] = one;
+        }
+        if (count > 0)
+            note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows,
+                              shape_.swiglu_limit, context_));
+    }
+}
+
+void CudaBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) {
+    if (only_noted(table.data, streams.data)) return;
+    Embedding op;
+    op.table = table;
+    op.tokens = batch_.tokens();
+    op.rows = static_cast<int>(batch.rows());
+    op.streams = static_cast<int>(shape_.streams);
+    op.out = floats(streams);
+    // The upload is no kernel: nothing may start before it.
+    LaunchContext first = context_;
+    first.dependent = false;
+    note(embed_rows(op, first));
+    for (const EmbeddingOverride& replacement : batch.overrides) {
+        for (std::size_t stream = 0; stream < shape_.streams; ++stream) {
+            note(check(cudaMemcpyAsync(
+                           streams.row<float>(replacement.row) + stream * shape_.hidden,
+                           replacement.features, shape_.hidden * sizeof(float), cudaMemcpyDefault,
+                           stream_),
+                       "placing image features"));
+        }
+    }
+}
+
+void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
+    const void* const output = turn.output != nullptr ? turn.output->data : nullptr;
+    const void* const tap = turn.tap != nullptr ? turn.tap->data : nullptr;
+    const void* const fn = turn.next != nullptr ? turn.next->fn.data : nullptr;
+    if (only_noted(turn.streams.data, output, tap, fn, turn.gates.post.data, turn.gates.comb.data,
+                   turn.final_norm, turn.normed.data))
+        return;
+    HyperConnectionTurn op;
+    op.rows = static_cast<int>(batch.rows());
+    op.hidden = static_cast<int>(shape_.hidden);
+    op.streams = floats(turn.streams);
+    op.output = static_cast<const float*>(output);
+    op.post = floats(turn.gates.post);
+    op.comb = floats(turn.gates.comb);
+    if (turn.next != nullptr) {
+        if (turn.next->fn.format != WeightFormat::bf16) {
+            note(Error(ErrorCode::unsupported,
+                       "CUDA hyper-connections read their gates' matrix as bf16"));
+            return;
+        }
+        op.next = {static_cast<const __nv_bfloat16*>(fn), turn.next->base, turn.next->scale,
+                   turn.next->norm};
+    }
+    op.final_norm = turn.final_norm;
+    op.iterations = static_cast<int>(shape_.sinkhorn_iterations);
+    op.rms_eps = shape_.rms_eps;
+    op.mhc_eps = shape_.mhc_eps;
+    op.normed = reinterpret_cast<__nv_bfloat16*>(rounded_memory_.data());
+    op.normed_wide = floats(turn.normed);
+    op.tap = static_cast<float*>(const_cast<void*>(tap));
+    note(cuda::mhc_turn(op, context_));
+    rounded_from_ = turn.normed.data;
+}
+
+void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots,
+                            const RowBatch& batch, Activations x, Activations y) {
+    if (only_noted(weights.q.data, weights.out.data, slots.state, slots.state_stride, slots.conv,
+                   slots.conv_stride, slots.kept, slots.kept_stride, slots.ring, x.data, y.data))
+        return;
+    scratch_.restart();
+    const int rows = static_cast<int>(batch.rows());
+    const int hidden = static_cast<int>(shape_.hidden), dim = static_cast<int>(shape_.kda_dim);
+    const int heads = static_cast<int>(shape_.kda_heads), width = heads * dim;
+    const KdaScratch s = KdaScratch::lay_out(scratch_, shape_, batch.rows());
+    const __nv_bfloat16* const in = rounded(x);
+    float* const raw = s.projections;
+    const FewRowProduct projections[] = {
+        product(packed_view(weights.q), in, hidden, raw, s.stride),
+        product(packed_view(weights.k), in, hidden, raw + width, s.stride),
+        product(packed_view(weights.v), in, hidden, raw + 2 * width, s.stride),
+        product(packed_view(weights.f_a), in, hidden, s.decay_rank, dim),
+        product(packed_view(weights.g_a), in, hidden, s.gate_rank, dim),
+        product(packed_view(weights.beta), in, hidden, raw + 3 * width, s.stride),
+    };
+    multiply(projections, rows);
+    const FewRowProduct expansions[] = {
+        product(packed_view(weights.f_b), s.decay_rank, dim, s.decay, width),
+        product(packed_view(weights.g_b), s.gate_rank, dim, s.gate, width),
+    };
+    multiply(expansions, rows);
+
+    KdaStep step;
+    step.heads = heads;
+    step.projections = raw;
+    step.projection_stride = s.stride;
+    step.beta = raw + 3 * width;
+    step.beta_stride = s.stride;
+    step.decay = s.decay;
+    step.decay_stride = width;
+    step.gate = s.gate;
+    step.gate_stride = width;
+    step.conv = weights.conv;
+    step.a_log = weights.a_log;
+    step.dt_bias = weights.dt_bias;
+    step.out_norm = weights.out_norm;
+    step.lower_bound = shape_.kda_gate_lower_bound;
+    step.norm_eps = shape_.rms_eps;
+    step.slots = slots;
+    step.sequences = batch_.view().sequences;
+    step.sequence_count = batch_.view().sequence_count;
+    step.output = s.mixed;
+    note(kda_step(step, context_));
+    const FewRowProduct out[] = {
+        product(packed_view(weights.out), s.mixed, width, floats(y), hidden)};
+    multiply(out, rows);
+}
+
+void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const LatentPages& pages,
+                               const RowBatch& batch, Activations x, Activations y) {
+    const std::size_t all_rows = batch.rows();
+    const std::size_t limit = shape_.context_limit / shape_.index_pool;
+    const int most_pools = pools_bucket(batch_.most_pools(shape_.index_pool),
+                                        shape_.index_topk / shape_.index_pool, limit);
+    const std::size_t most_selected = shape_.index_topk + shape_.index_pool - 1;
+    // Whole splits, for the same reason as the bucket of pools.
+    const std::size_t most_tokens =
+        std::min((batch_.furthest() + attention_split - 1) / attention_split * attention_split,
+                 most_selected);
+    if (only_noted(weights.q_a.data, weights.out.data, pages.latents, pages.latent_page_bytes,
+                   pages.pooled, pages.pooled_page_bytes, pages.tails, pages.tail_stride,
+                   pages.tail_ring, x.data, y.data, most_pools, most_tokens))
+        return;
+    scratch_.restart();
+    const int rows = static_cast<int>(all_rows), hidden = static_cast<int>(shape_.hidden);
+    const int heads = static_cast<int>(shape_.attention_heads);
+    const int rank = static_cast<int>(shape_.query_rank), latent = static_cast<int>(shape_.latent);
+    const int keys = static_cast<int>(shape_.query_key_dim);
+    const int values = static_cast<int>(shape_.value_dim);
+    const int index_width = static_cast<int>(shape_.index_heads * shape_.index_dim);
+    const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, all_rows);
+    const __nv_bfloat16* const in = rounded(x);
+    float* const raw = s.projections;
+    const FewRowProduct projections[] = {
+        product(packed_view(weights.q_a), in, hidden, raw, s.stride),
+        product(packed_view(weights.kv_a), in, hidden, raw + s.latent_at, s.stride),
+        product(packed_view(weights.index_k), in, hidden, raw + s.key_at, s.stride),
+        product(packed_view(weights.index_gate), in, hidden, raw + s.gate_at, s.stride),
+        product(packed_view(weights.index_head_weights), in, hidden, raw + s.head_weights_at,
+                s.stride),
+    };
+    multiply(projections, rows);
+
+    SparseRows own;
+    own.projections = raw;
+    own.stride = s.stride;
+    own.latent_at = s.latent_at;
+    own.key_at = s.key_at;
+    own.gate_at = s.gate_at;
+    own.query_rank = rank;
+    own.query_norm = weights.q_a_norm;
+    own.latent_norm = weights.kv_a_norm;
+    own.key_norm = weights.index_k_norm;
+    own.key_bias = weights.index_k_bias;
+    own.ape = weights.index_ape;
+    own.eps = shape_.rms_eps;
+    own.pages = pages;
+    own.batch = batch_.view();
+    own.query = s.query_rank;
+    note(sparse_rows(own, context_));
+    const FewRowProduct queries[] = {
+        product(packed_view(weights.q_b), s.query_rank, rank, s.query, heads * keys),
+        product(packed_view(weights.index_q), s.query_rank, rank, s.index_query, index_width),
+    };
+    multiply(queries, rows);
+    const LatentHeadMatrices kv_b = latent_heads_view(weights.kv_b, shape_);
+    FewRowProduct absorb =
+        product(kv_b.keys, s.query, heads * keys, s.absorbed, heads * latent);
+    absorb.outputs_per_input = latent;
+    absorb.input_step = keys;
+    multiply({&absorb, 1}, rows);
+
+    for (std::size_t first = 0; first < all_rows; first += attention_rows) {
+        const std::size_t count = std::min(attention_rows, all_rows - first);
+        TokenSelection selection;
+        selection.heads = static_cast<int>(shape_.index_heads);
+        selection.topk = static_cast<int>(shape_.index_topk);
+        selection.query = s.index_query + first * static_cast<std::size_t>(index_width);
+        selection.query_stride = index_width;
+        selection.head_weight =
+            raw + first * static_cast<std::size_t>(s.stride) + s.head_weights_at;
+        selection.head_weight_stride = s.stride;
+        selection.pages = pages;
+        selection.batch = batch_.rows(first, count);
+        selection.most_pools = most_pools;
+        selection.scores = s.scores;
+        selection.positions =
+            s.positions + first * static_cast<std::size_t>(s.positions_stride);
+        selection.positions_stride = s.positions_stride;
+        selection.counts = s.counts + first;
+        note(select_tokens(selection, context_));
+
+        SelectedAttention attention;
+        attention.heads = heads;
+        attention.scale = 1.0f / std::sqrt(static_cast<float>(keys));
+        attention.absorbed = s.absorbed + first * static_cast<std::size_t>(heads * latent);
+        attention.pages = pages;
+        attention.batch = selection.batch;
+        attention.positions = selection.positions;
+        attention.positions_stride = s.positions_stride;
+        attention.counts = selection.counts;
+        attention.most_tokens = static_cast<int>(most_tokens);
+        attention.partial = s.partial;
+        attention.read = s.read + first * static_cast<std::size_t>(heads * latent);
+        note(selected_attention(attention, context_));
+    }
+    FewRowProduct expand = product(kv_b.values, s.read, heads * latent, s.values, heads * values);
+    expand.outputs_per_input = values;
+    expand.input_step = latent;
+    multiply({&expand, 1}, rows);
+    const FewRowProduct out[] = {
+        product(packed_view(weights.out), s.values, heads * values, floats(y), hidden)};
+    multiply(out, rows);
+}
+
+void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
+                               __nv_bfloat16* inside, float* y) {
+    const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
+    FewRowProduct gate = product(packed_view(weights.gate), x, hidden, inside, width);
+    gate.up = packed_view(weights.up);
+    multiply({&gate, 1}, rows);
+    const FewRowProduct down = product(packed_view(weights.down), inside, width, y, hidden);
+    multiply({&down, 1}, rows);
+}
+
+void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch,
+                            Activations x, Activations y) {
+    if (only_noted(weights.gate.data, weights.down.data, x.data, y.data)) return;
+    scratch_.restart();
+    auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
+    feed_forward(weights, static_cast<int>(batch.rows()), rounded(x), inside, floats(y));
+}
+
+void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
+                          Activations y) {
+    if (only_noted(weights.router.data, weights.table, weights.shared.gate.data, x.data, y.data))
+        return;
+    scratch_.restart();
+    const auto& table = *static_cast<const ExpertTable*>(weights.table);
+    const int rows = static_cast<int>(batch.rows()), hidden = static_cast<int>(shape_.hidden);
+    const int inner = static_cast<int>(shape_.expert_intermediate);
+    const int chosen = static_cast<int>(shape_.experts_per_token);
+    const ExpertsScratch s = ExpertsScratch::lay_out(scratch_, shape_, batch.rows());
+    const __nv_bfloat16* const in = rounded(x);
+    if (weights.router.format != WeightFormat::bf16) {
+        note(Error(ErrorCode::unsupported, "the CUDA router reads its matrix as bf16"));
+        return;
+    }
+    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared);
+
+    Routing routing;
+    routing.rows = rows;
+    routing.hidden = hidden;
+    routing.experts = static_cast<int>(shape_.experts);
+    routing.chosen = chosen;
+    routing.x = floats(x);
+    routing.weight = static_cast<const __nv_bfloat16*>(weights.router.data);
+    routing.bias = weights.router_bias;
+    routing.scale = shape_.router_scale;
+    routing.normalise = shape_.normalise_router_weights;
+    routing.logits = s.logits;
+    routing.choice = s.choice;
+    routing.choice.touched = table.touched;
+    note(route(routing, context_));
+
+    ExpertProduct inside;
+    inside.format = table.gate_format;
+    inside.n = inner;
+    inside.k = hidden;
+    inside.weights = table.gates;
+    inside.ups = table.ups;
+    inside.scales = table.gate_scales;
+    inside.up_scales = table.up_scales;
+    inside.x = in;
+    inside.x_stride = hidden;
+    inside.pairs_per_row = chosen;
+    inside.y = s.inside;
+    inside.y_stride = inner;
+    note(expert_gemm(inside, s.choice, shape_.swiglu_limit, context_));
+    ExpertProduct down;
+    down.format = table.down_format;
+    down.n = hidden;
+    down.k = inner;
+    down.weights = table.downs;
+    down.scales = table.down_scales;
+    down.up_scales = table.down_scales;
+    down.x = s.inside;
+    down.x_stride = inner;
+    down.y = s.pair_output;
+    down.y_stride = hidden;
+    note(expert_gemm(down, s.choice, shape_.swiglu_limit, context_));
+    note(sum_experts(
+        {rows, hidden, chosen, s.choice.weights, s.pair_output, s.shared, floats(y)}, context_));
+}
+
+void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
+                       Activations logits) {
+    const std::size_t count = batch.logit_rows.size();
+    if (count == 0) return;
+    if (only_noted(head.data, hidden.data, logits.data, count, batch_.all_logits())) return;
+    const int width = static_cast<int>(shape_.hidden);
+    const auto vocabulary = static_cast<std::size_t>(head.n);
+    auto* const values = reinterpret_cast<float*>(logits_memory_.data());
+    const __nv_bfloat16* in = rounded(hidden);
+    if (!batch_.all_logits()) {
+        auto* const wanted = reinterpret_cast<__nv_bfloat16*>(values + count * vocabulary);
+        note(gather_rows(in, batch_.logit_rows(), static_cast<int>(count), width, wanted,
+                         context_));
+        in = wanted;
+    }
+    const FewRowProduct all = product(packed_view(head), in, width, values, static_cast<int>(head.n));
+    multiply({&all, 1}, static_cast<int>(count));
+    note(check(cudaMemcpyAsync(logits.data, values, count * vocabulary * sizeof(float),
+                               cudaMemcpyDeviceToHost, stream_),
+               "reading logits"));
+}
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,106 @@
+// The backend's class: memory and steps in cuda_backend.cpp, the stages in cuda_stages.cpp.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "ops/backend.h"
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/few_row_gemm.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/stage_scratch.h"
+#include "ops/cuda/step_batch.h"
+#include "ops/cuda/step_graphs.h"
+#include "ops/cuda/weight_placement.h"
+
+namespace percheron::ops::cuda {
+
+class CudaBackend final : public Backend {
+  public:
+    CudaBackend(int device, int multiprocessors, cudaStream_t stream, bool graphs);
+    ~CudaBackend() override;
+
+    std::string_view name() const override { return name_; }
+    Arithmetic arithmetic() const override { return Arithmetic::standard; }
+    DType activation_dtype() const override { return DType::f32; }
+
+    Result<std::unique_ptr<BackendBuffer>> allocate(Bytes bytes, std::string_view purpose) override;
+    Result<std::unique_ptr<BackendBuffer>> allocate_host_readable(
+        Bytes bytes, std::string_view purpose) override;
+    void clear(void* data, Bytes bytes) override;
+    Result<MachineMemory> memory() const override;
+    bool has_own_memory() const override { return true; }
+    Status check_shape(const NetworkShape& shape, std::size_t rows) const override;
+    Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,
+                               WeightUse use) override;
+    Result<const float*> place(std::span<const float> vector, std::string_view name) override;
+    Result<WeightMatrix> place_latent_heads(const WeightMatrix& stored, const NetworkShape& shape,
+                                            std::string_view name) override;
+    Result<const void*> place_experts(std::span<const FeedForwardWeights> experts,
+                                      std::string_view layer) override;
+    Bytes working_bytes(const NetworkShape& shape, std::size_t rows,
+                        std::size_t logit_rows) const override;
+    Status prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) override;
+
+    Status run(const RowBatch& batch, const std::function<void()>& stages) override;
+
+    void embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) override;
+    void mhc_turn(const MhcTurn& turn, const RowBatch& batch) override;
+    void kda_mixer(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
+                   Activations x, Activations y) override;
+    void sparse_mixer(const SparseAttentionWeights& weights, const LatentPages& pages,
+                      const RowBatch& batch, Activations x, Activations y) override;
+    void dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch, Activations x,
+                   Activations y) override;
+    void moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
+                 Activations y) override;
+    void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
+              Activations logits) override;
+    void read(const Activations& rows, float* out) override;
+
+    Result<CudaStepFacts> facts() const;
+
+  private:
+    // ---- a step
+    Status launch_all(const RowBatch& batch, const std::function<void()>& stages);
+    Result<cudaGraphExec_t> record(std::uint64_t fingerprint, const RowBatch& batch,
+                                   const std::function<void()>& stages);
+    std::uint64_t fingerprint_of(const RowBatch& batch, const std::function<void()>& stages);
+    Status use_device() const;
+
+    // Stages are called twice for a step that may be recorded: first only to see what they would
+    // launch.  True: noted, nothing more to do.
+    template <class... Values>
+    bool only_noted(const Values&... values);
+    // The step's first error; later launches are skipped.
+    void note(const Status& status);
+    bool failed() const { return error_.has_value(); }
+
+    // ---- what stages share
+    // Rows of x as bf16: those that the last turn left beside it, or rounded now.
+    const __nv_bfloat16* rounded(const Activations& x);
+    // Products that share their rows and k, one launch a format.
+    void multiply(std::span<const FewRowProduct> products, int rows);
+    void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
+                      __nv_bfloat16* inside, float* y);
+
+    int device_;
+    std::string name_;
+    cudaStream_t stream_;
+    bool use_graphs_;
+    LaunchContext context_;
+    WeightPlacement weights_;
+    NetworkShape shape_;
+    std::size_t most_rows_ = 0;
+    DeviceMemory scratch_memory_;
+    DeviceScratch scratch_;
+    DeviceMemory rounded_memory_;
+    const void* rounded_from_ = nullptr;  // whose rows rounded_memory_ holds
+    DeviceMemory logits_memory_;
+    StepBatch batch_;
+    StepGraphs graphs_;
+    Fingerprint* fingerprint_ = nullptr;  // set while stages are only noted
+    std::optional<Error> error_;
+};
+
+}  // namespace percheron::ops::cuda

@@ -1,0 +1,174 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/sparse_rows.h"
+
+namespace percheron::ops::cuda {
+namespace {
+
+constexpr int latent = 512;
+constexpr int dim = 128;
+constexpr int pool = 4;
+constexpr int page_rows = 64;
+constexpr int norm_warps = 8;
+// One warp more has the indexer's side.
+constexpr int threads = (norm_warps + 1) * 32;
+
+__device__ float4 read4(const float* p) {
+    return *reinterpret_cast<const float4*>(p);
+}
+
+__device__ uint2 as_bf16(float4 v) {
+    const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                    __floats2bfloat162_rn(v.z, v.w)};
+    return *reinterpret_cast<const uint2*>(pair);
+}
+
+// Four channels a lane of an index key and its gate.
+struct IndexRow {
+    float4 key, gate;
+};
+
+// A row's own: the key normalised over its 128 channels.
+__device__ IndexRow own_row(const SparseRows& op, std::size_t row, int lane) {
+    const float* const from = op.projections + row * op.stride;
+    float4 k = read4(from + op.key_at + lane * 4);
+    const float mean = warp_sum((k.x + k.y) + (k.z + k.w)) / dim;
+    k = make_float4(k.x - mean, k.y - mean, k.z - mean, k.w - mean);
+    const float variance = warp_sum((k.x * k.x + k.y * k.y) + (k.z * k.z + k.w * k.w)) / dim;
+    const float scale = 1.0f / sqrtf(variance + op.key_eps);
+    const float4 weight = read4(op.key_norm + lane * 4), bias = read4(op.key_bias + lane * 4);
+    IndexRow result;
+    result.key = make_float4(fmaf(k.x * scale, weight.x, bias.x), fmaf(k.y * scale, weight.y, bias.y),
+                             fmaf(k.z * scale, weight.z, bias.z),
+                             fmaf(k.w * scale, weight.w, bias.w));
+    result.gate = read4(from + op.gate_at + lane * 4);
+    return result;
+}
+
+__device__ float* tail_of(const SparseRows& op, const DeviceSequence& s, std::uint32_t position) {
+    return op.pages.tails + s.slot * op.pages.tail_stride +
+           static_cast<std::size_t>(position % op.pages.tail_ring) * 2 * dim;
+}
+
+// The pool whose last token is at `last`: rows of the batch, and before them the tail ring.
+__device__ void write_pool(const SparseRows& op, const DeviceSequence& s, std::uint32_t last,
+                           int lane) {
+    IndexRow rows[pool];
+    float4 gates[pool];
+    float4 most = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+#pragma unroll
+    for (int j = 0; j < pool; ++j) {
+        const std::uint32_t position = last - (pool - 1) + j;
+        if (position >= s.first_position) {
+            rows[j] = own_row(op, s.first_row + position - s.first_position, lane);
+        } else {
+            const float* const tail = tail_of(op, s, position);
+            rows[j] = {read4(tail + lane * 4), read4(tail + dim + lane * 4)};
+        }
+        const float4 ape = read4(op.ape + j * dim + lane * 4);
+        gates[j] = make_float4(rows[j].gate.x + ape.x, rows[j].gate.y + ape.y,
+                               rows[j].gate.z + ape.z, rows[j].gate.w + ape.w);
+        most = make_float4(fmaxf(most.x, gates[j].x), fmaxf(most.y, gates[j].y),
+                           fmaxf(most.z, gates[j].z), fmaxf(most.w, gates[j].w));
+    }
+    float4 sum = make_float4(0, 0, 0, 0), key = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int j = 0; j < pool; ++j) {
+        const float4 w = make_float4(expf(gates[j].x - most.x), expf(gates[j].y - most.y),
+                                     expf(gates[j].z - most.z), expf(gates[j].w - most.w));
+        sum = make_float4(sum.x + w.x, sum.y + w.y, sum.z + w.z, sum.w + w.w);
+        key = make_float4(fmaf(w.x, rows[j].key.x, key.x), fmaf(w.y, rows[j].key.y, key.y),
+                          fmaf(w.z, rows[j].key.z, key.z), fmaf(w.w, rows[j].key.w, key.w));
+    }
+    key = make_float4(key.x / sum.x, key.y / sum.y, key.z / sum.z, key.w / sum.w);
+    const std::uint32_t page = op.batch.pages[s.first_page + last / page_rows];
+    char* const to = static_cast<char*>(op.pages.pooled) + page * op.pages.pooled_page_bytes +
+                     static_cast<std::size_t>(last % page_rows / pool) * dim * 2;
+    *reinterpret_cast<uint2*>(to + lane * 8) = as_bf16(key);
+}
+
+__device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::uint32_t row,
+                           int lane) {
+    const std::uint32_t position = s.first_position + (row - s.first_row);
+    const std::uint32_t end = s.first_position + s.row_count;
+    if (position % pool == pool - 1 && position - (pool - 1) >= s.first_position &&
+        position >= pool - 1)
+        write_pool(op, s, position, lane);
+    if (row != s.first_row) return;
+    if (s.first_position % pool != 0) {
+        const std::uint32_t last = s.first_position / pool * pool + pool - 1;
+        if (last < end) write_pool(op, s, last, lane);
+    }
+    // Every lane reads and writes its own channels of the ring, so no lane overtakes another.
+    const std::uint32_t kept = min(s.row_count, op.pages.tail_ring);
+    for (std::uint32_t p = end - kept; p < end; ++p) {
+        const IndexRow own = own_row(op, s.first_row + p - s.first_position, lane);
+        float* const tail = tail_of(op, s, p);
+        *reinterpret_cast<float4*>(tail + lane * 4) = own.key;
+        *reinterpret_cast<float4*>(tail + dim + lane * 4) = own.gate;
+    }
+}
+
+__global__ void __launch_bounds__(threads)
+    rows_kernel(const __grid_constant__ SparseRows op) {
+    __shared__ float parts[2][norm_warps];
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const std::uint32_t row = blockIdx.x;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const DeviceSequence s = op.batch.sequences[op.batch.sequence_of_row[row]];
+    const float* const from = op.projections + static_cast<std::size_t>(row) * op.stride;
+    const float* const query = from + op.query_at;
+    const float* const own_latent = from + op.latent_at;
+    if (warp == norm_warps) {
+        index_side(op, s, row, lane);
+    } else {
+        float squares[2] = {};
+        for (int i = threadIdx.x; i < op.query_rank; i += norm_warps * 32)
+            squares[0] = fmaf(query[i], query[i], squares[0]);
+        for (int i = threadIdx.x; i < latent; i += norm_warps * 32)
+            squares[1] = fmaf(own_latent[i], own_latent[i], squares[1]);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            const float sum = warp_sum(squares[part]);
+            if (lane == 0) parts[part][warp] = sum;
+        }
+    }
+    __syncthreads();
+    if (warp == norm_warps) return;
+    float scale[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < norm_warps; ++w)
+            sum += parts[part][w];
+        const float mean = sum / static_cast<float>(part == 0 ? op.query_rank : latent);
+        scale[part] = 1.0f / sqrtf(mean + op.eps);
+    }
+    __nv_bfloat16* const out = op.query + static_cast<std::size_t>(row) * op.query_rank;
+    for (int i = threadIdx.x; i < op.query_rank; i += norm_warps * 32)
+        out[i] = __float2bfloat16_rn(query[i] * scale[0] * op.query_norm[i]);
+    const std::uint32_t position = s.first_position + (row - s.first_row);
+    const std::uint32_t page = op.batch.pages[s.first_page + position / page_rows];
+    __nv_bfloat16* const home =
+        reinterpret_cast<__nv_bfloat16*>(static_cast<char*>(op.pages.latents) +
+                                         page * op.pages.latent_page_bytes) +
+        static_cast<std::size_t>(position % page_rows) * latent;
+    for (int i = threadIdx.x; i < latent; i += norm_warps * 32)
+        home[i] = __float2bfloat16_rn(own_latent[i] * scale[1] * op.latent_norm[i]);
+}
+
+}  // namespace
+
+Status sparse_rows(const SparseRows& op, const LaunchContext& context) {
+    if (op.pages.latent_dtype != DType::bf16 || op.pages.pooled_dtype != DType::bf16)
+        return Error(ErrorCode::unsupported, "CUDA keeps latents and pooled index keys in bf16");
+    if (op.stride % 4 != 0 || op.key_at % 4 != 0 || op.gate_at % 4 != 0 ||
+        op.pages.tail_stride % 4 != 0)
+        return Error(ErrorCode::invalid_argument,
+                     "a sparse layer's projections need columns in multiples of 4");
+    return launch("launching a sparse layer's rows", rows_kernel,
+                  {dim3(op.batch.rows), threads, 0}, context, op);
+}
+
+}  // namespace percheron::ops::cuda

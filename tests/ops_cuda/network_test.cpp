@@ -1,0 +1,256 @@
+// The whole network on the CUDA backend: against the reference backend, and against itself in other
+// company, to the bit.
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "cache/cache_store.h"
+#include "model/network.h"
+#include "ops/cuda/cuda_backend.h"
+#include "ops/reference/reference_backend.h"
+#include "ops_cuda/check.h"
+#include "ops_cuda/formatted_weights.h"
+#include "support/random_model.h"
+#include "support/sequence_runner.h"
+
+using namespace percheron;
+using namespace percheron::check;
+using ops::WeightFormat;
+using percheron::tests::SequenceRunner;
+
+namespace {
+
+constexpr std::uint32_t verify_rows = 8;
+
+// A backend, a network on it and caches.
+struct Machine {
+    std::unique_ptr<ops::Backend> backend;
+    std::unique_ptr<model::Network> network;
+    std::unique_ptr<cache::CacheStore> caches;
+
+    template <class T>
+    static T must(Result<T> result) {
+        if (!result.ok()) {
+            std::printf("%s\n", result.error().message().c_str());
+            std::exit(1);
+        }
+        return std::move(result).value();
+    }
+
+    Machine(std::unique_ptr<ops::Backend> made, const model::ModelConfig& config,
+            model::WeightSource& weights, std::uint32_t pages, std::uint32_t slots)
+        : backend(std::move(made)) {
+        model::NetworkOptions options;
+        options.max_rows = 512;
+        options.max_logit_rows = 512;
+        network = must(model::Network::load(config, weights, *backend, options));
+        new_caches(config, pages, slots);
+    }
+
+    void new_caches(const model::ModelConfig& config, std::uint32_t pages, std::uint32_t slots) {
+        caches = must(cache::CacheStore::create(
+            cache::CacheShape::of(config, DType::bf16, verify_rows), pages, slots, *backend));
+    }
+
+    static Machine on_cuda(const model::ModelConfig& config, model::WeightSource& weights,
+                           std::uint32_t pages, std::uint32_t slots, bool graphs = true) {
+        ops::CudaBackendOptions options;
+        options.graphs = graphs;
+        return Machine(must(ops::make_cuda_backend(options)), config, weights, pages, slots);
+    }
+};
+
+std::vector<PageId> pages_from(std::uint32_t first, std::uint32_t count) {
+    std::vector<PageId> pages;
+    // Descending, so that pages and positions never agree by chance.
+    for (std::uint32_t i = count; i > 0; --i)
+        pages.push_back(PageId(first + i - 1));
+    return pages;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+
+// max|difference| / RMS of one row of logits.
+double difference(const float* ours, const float* expected, std::size_t n) {
+    double squares = 0, worst = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        squares += static_cast<double>(expected[i]) * expected[i];
+        const double d = std::fabs(static_cast<double>(ours[i]) - expected[i]);
+        if (!(d <= worst)) worst = d;
+    }
+    return worst / std::sqrt(squares / static_cast<double>(n));
+}
+
+// A prompt, then committed rows, then rounds of verification of which some rows are kept.
+std::vector<float> whole_life(Machine& machine, const std::vector<TokenId>& ids, std::size_t prompt,
+                              std::size_t chunk) {
+    SequenceRunner runner(*machine.network, machine.caches->views(), RequestSlot(1),
+                          pages_from(2, static_cast<std::uint32_t>(ids.size() / 64 + 1)));
+    const std::span<const TokenId> all(ids);
+    std::vector<float> logits = Machine::must(runner.prefill(all.first(prompt), chunk));
+    const auto append = [&](const std::vector<float>& more) {
+        logits.insert(logits.end(), more.begin(), more.end());
+    };
+    std::size_t done = prompt;
+    for (const std::size_t rows : {1, 1, 1, 2, 5, 1})
+        append(Machine::must(runner.decode(all.subspan(done, rows)))), done += rows;
+    return logits;
+}
+
+}  // namespace
+
+KERNEL_TEST(network_against_the_reference) {
+    const model::ModelConfig config = cuda_config();
+    const std::vector<TokenId> ids = tests::random_tokens(150, config.vocabulary, 3);
+    const struct {
+        const char* name;
+        FormattedWeights::Choice choice;
+    } cases[] = {{"bf16", all_bf16},
+                 {"fp8 with w4a16 experts", mixed(WeightFormat::w4a16)},
+                 {"fp8 with nvfp4 experts", mixed(WeightFormat::nvfp4)},
+                 {"fp8", mixed(WeightFormat::fp8_block)}};
+    for (const auto& one : cases) {
+        FormattedWeights weights(5, one.choice);
+        Machine cuda = Machine::on_cuda(config, weights, 8, 2);
+        Machine reference(ops::reference::make_reference_backend(ops::Arithmetic::standard), config,
+                          weights, 8, 2);
+        const auto ours = whole_life(cuda, ids, 139, 64);
+        const auto expected = whole_life(reference, ids, 139, 64);
+        CHECK_THAT(ours.size() == expected.size() && ours.size() == 150 * config.vocabulary,
+                   "%s: %zu logits, %zu expected", one.name, ours.size(), expected.size());
+        // A choice of experts or pools may fall the other way where two are almost equal, which
+        // moves such a row and those after it; most rows must agree closely all the same.
+        double sum = 0;
+        std::size_t close = 0;
+        for (std::size_t row = 0; row < 150; ++row) {
+            const double d = difference(ours.data() + row * config.vocabulary,
+                                        expected.data() + row * config.vocabulary,
+                                        config.vocabulary);
+            sum += d;
+            close += d < 0.1;
+        }
+        std::printf("    %s: mean of max|d|/RMS %.4f, %zu of 150 rows below 0.1\n", one.name,
+                    sum / 150, close);
+        CHECK_THAT(sum / 150 < 0.1, "%s: mean difference %.4f", one.name, sum / 150);
+        CHECK_THAT(close >= 120, "%s: only %zu of 150 rows are close", one.name, close);
+    }
+}
+
+KERNEL_TEST(network_chunks_and_graphs_change_no_bit) {
+    const model::ModelConfig config = cuda_config();
+    const std::vector<TokenId> ids = tests::random_tokens(311, config.vocabulary, 4);
+    FormattedWeights weights(6, mixed(WeightFormat::w4a16));
+    Machine machine = Machine::on_cuda(config, weights, 16, 3);
+    Machine launching = Machine::on_cuda(config, weights, 16, 3, false);
+    const auto expected = whole_life(machine, ids, 300, 512);
+    CHECK_THAT(same_bits(whole_life(launching, ids, 300, 512), expected),
+               "launched and recorded steps differ");
+    for (const std::size_t chunk : {64, 128, 192}) {
+        machine.new_caches(config, 16, 3);
+        CHECK_THAT(same_bits(whole_life(machine, ids, 300, chunk), expected),
+                   "chunks of %zu change bits", chunk);
+    }
+    // The same steps in the same caches, so that every decode step is replayed.
+    for (int again = 0; again < 3; ++again)
+        CHECK_THAT(same_bits(whole_life(machine, ids, 300, 512), expected), "repeat %d differs",
+                   again);
+}
+
+KERNEL_TEST(network_verification_equals_decoding) {
+    const model::ModelConfig config = cuda_config();
+    const std::vector<TokenId> ids = tests::random_tokens(160, config.vocabulary, 5);
+    const std::span<const TokenId> all(ids);
+    FormattedWeights weights(7, mixed(WeightFormat::w4a16));
+    Machine machine = Machine::on_cuda(config, weights, 8, 2);
+    const std::size_t prompt = 130, vocabulary = config.vocabulary;
+    SequenceRunner plain(*machine.network, machine.caches->views(), RequestSlot(0),
+                         pages_from(0, 3));
+    SequenceRunner drafting(*machine.network, machine.caches->views(), RequestSlot(1),
+                            pages_from(4, 3));
+    const auto first = Machine::must(plain.prefill(all.first(prompt), 64));
+    CHECK_THAT(same_bits(Machine::must(drafting.prefill(all.first(prompt), 128)), first),
+               "the prompts differ");
+    std::size_t done = prompt;
+    Random random(1);
+    while (done + 4 < ids.size()) {
+        // Up to three right tokens, then wrong ones.
+        const std::size_t right = 1 + random.below(3);
+        std::vector<TokenId> draft(all.begin() + done, all.begin() + done + right);
+        for (std::size_t wrong = random.below(3); wrong > 0; --wrong)
+            draft.push_back(TokenId(static_cast<int>(random.below(vocabulary))));
+        const auto verified = Machine::must(drafting.verify(draft, right));
+        for (std::size_t i = 0; i < right; ++i) {
+            const auto decoded = Machine::must(plain.decode(all.subspan(done + i, 1)));
+            CHECK_THAT(std::memcmp(verified.data() + i * vocabulary, decoded.data(),
+                                   vocabulary * 4) == 0,
+                       "position %zu, row %zu of %zu", done + i, i, draft.size());
+        }
+        done += right;
+    }
+}
+
+// One token a sequence and step, for every count of sequences; five steps, so that pools complete.
+KERNEL_TEST(network_rows_alone_and_together) {
+    const model::ModelConfig config = cuda_config();
+    constexpr std::uint32_t sequences = 512, steps = 5;
+    const std::size_t vocabulary = config.vocabulary;
+    const std::vector<TokenId> ids = tests::random_tokens(sequences * steps, vocabulary, 6);
+    for (const WeightFormat experts : {WeightFormat::w4a16, WeightFormat::bf16}) {
+        FormattedWeights weights(8, experts == WeightFormat::bf16
+                                        ? FormattedWeights::Choice(all_bf16)
+                                        : mixed(experts));
+        Machine machine = Machine::on_cuda(config, weights, sequences, sequences);
+        // Logits [step][sequence][vocabulary] of sequences [first, first + count).
+        const auto run = [&](std::uint32_t first, std::uint32_t count) {
+            machine.new_caches(config, sequences, sequences);
+            std::vector<float> all;
+            for (std::uint32_t step = 0; step < steps; ++step) {
+                std::vector<ops::SequenceRows> rows(count);
+                std::vector<PageId> pages(count);
+                std::vector<TokenId> tokens(count);
+                std::vector<std::uint32_t> logit_rows(count);
+                for (std::uint32_t i = 0; i < count; ++i) {
+                    pages[i] = PageId(sequences - 1 - (first + i));
+                    tokens[i] = ids[(first + i) * steps + step];
+                    logit_rows[i] = i;
+                    rows[i].first_row = i;
+                    rows[i].row_count = 1;
+                    rows[i].first_position = rows[i].state_position = step;
+                    rows[i].commit_rows = 1;
+                    rows[i].slot = RequestSlot(first + i);
+                    rows[i].pages = {&pages[i], 1};
+                }
+                ops::RowBatch batch;
+                batch.sequences = rows;
+                batch.tokens = tokens;
+                batch.logit_rows = logit_rows;
+                const auto logits =
+                    Machine::must(machine.network->forward(batch, machine.caches->views()));
+                all.insert(all.end(), logits.begin(), logits.end());
+            }
+            return all;
+        };
+        const std::vector<float> whole = run(0, sequences);
+        for (const auto& [first, count] :
+             {std::pair<std::uint32_t, std::uint32_t>{0, 1}, {511, 1}, {40, 3}, {100, 7}, {17, 8},
+              {300, 9}, {64, 64}, {250, 255}}) {
+            const std::vector<float> some = run(first, count);
+            std::size_t different = 0;
+            for (std::uint32_t step = 0; step < steps; ++step) {
+                for (std::uint32_t i = 0; i < count; ++i)
+                    different += std::memcmp(
+                                     some.data() + (step * count + i) * vocabulary,
+                                     whole.data() + (step * sequences + first + i) * vocabulary,
+                                     vocabulary * 4) != 0;
+            }
+            CHECK_THAT(different == 0, "%u rows from %u: %zu of %u rows differ from 512 together",
+                       count, first, different, count * steps);
+        }
+        bool finite = true;
+        for (const float value : whole)
+            finite &= std::isfinite(value);
+        CHECK_THAT(finite, "a logit is not finite");
+    }
+}
