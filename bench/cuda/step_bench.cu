@@ -38,7 +38,9 @@ __global__ void fill_bf16(__nv_bfloat16* out, std::size_t count, float scale, st
     for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
          i += stride)
         out[i] = __float2bfloat16_rn(
-            scale * (static_cast<float>(mixed(static_cast<std::uint32_t>(i) ^ seed) >> 8) * 0x1p-23f - 1.0f));
+            scale *
+            (static_cast<float>(mixed(static_cast<std::uint32_t>(i) ^ seed) >> 8) * 0x1p-23f -
+             1.0f));
 }
 
 // Bytes, all but the NaN codes of e4m3.
@@ -60,7 +62,10 @@ void fill(void* data, std::size_t count, float scale, std::uint32_t seed) {
 class DeviceWeights final : public model::WeightSource {
   public:
     explicit DeviceWeights(WeightFormat experts)
-        : experts_(experts), values_(pool_values), bytes_(pool_values), scales_(pool_scales),
+        : experts_(experts),
+          values_(pool_values),
+          bytes_(pool_values),
+          scales_(pool_scales),
           wide_scales_(pool_scales) {
         fill_bytes<<<1024, 256>>>(bytes_.data(), bytes_.size());
         fill(values_.data(), values_.size(), 0.03f, 1);
@@ -83,7 +88,8 @@ class DeviceWeights final : public model::WeightSource {
             m.data = values_.data() + start;
         } else {
             m.data = bytes_.data() + start;
-            m.scales = m.format == WeightFormat::fp8_block ? static_cast<const void*>(wide_scales_.data())
+            m.scales = m.format == WeightFormat::fp8_block
+                           ? static_cast<const void*>(wide_scales_.data())
                        : m.format == WeightFormat::nvfp4
                            ? static_cast<const void*>(bytes_.data() + start / 2)
                            : static_cast<const void*>(scales_.data());
@@ -237,15 +243,15 @@ void bench_case(const Case& one) {
         const double per_sequence =
             8.0 * static_cast<double>(shape.kda_layers * shape.state_floats()) +
             static_cast<double>(shape.sparse_layers) *
-                (std::min(context, 2051) * 1024.0 +
-                 (context > 2051 ? context / 4 * 256.0 : 0.0));
+                (std::min(context, 2051) * 1024.0 + (context > 2051 ? context / 4 * 256.0 : 0.0));
         const double bytes = trunk_bytes + touched * expert_bytes + rows * per_sequence;
         const double floor = bytes / ceiling / 1e3;
-        std::printf("  %-22s rows %3d context %7d  %8.1f MB  floor %8.1f us  step %8.1f us  "
-                    "%5.1f %%  %.1f experts a layer, %zu kernels, %.1f us a layer\n",
-                    one.name, rows, context, bytes / 1e6, floor, median, 100 * floor / median,
-                    touched / static_cast<double>(std::max<std::size_t>(1, facts.touched_experts.size())),
-                    facts.recorded_kernels, median / static_cast<double>(one.layers));
+        std::printf(
+            "  %-22s rows %3d context %7d  %8.1f MB  floor %8.1f us  step %8.1f us  "
+            "%5.1f %%  %.1f experts a layer, %zu kernels, %.1f us a layer\n",
+            one.name, rows, context, bytes / 1e6, floor, median, 100 * floor / median,
+            touched / static_cast<double>(std::max<std::size_t>(1, facts.touched_experts.size())),
+            facts.recorded_kernels, median / static_cast<double>(one.layers));
         std::fflush(stdout);
     }
 }
@@ -257,8 +263,8 @@ int main(int argc, char** argv) {
     cudaDeviceProp properties;
     require(cudaGetDeviceProperties(&properties, 0), "device");
     std::printf("%s, read ceiling %.0f GB/s\n", properties.name, ceiling);
-    const std::vector<std::pair<int, int>> all = {{1, 2048},   {1, 8192},   {8, 8192},
-                                                  {64, 8192},  {1, 131072}, {1, 524288}};
+    const std::vector<std::pair<int, int>> all = {{1, 2048},  {1, 8192},   {8, 8192},
+                                                  {64, 8192}, {1, 131072}, {1, 524288}};
     const std::vector<std::pair<int, int>> few = {{1, 2048}, {8, 8192}};
     const Case cases[] = {
         {"w4a16", WeightFormat::w4a16, 32, 1, all},

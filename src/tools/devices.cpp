@@ -58,8 +58,8 @@ Result<std::unique_ptr<ops::Backend>> make_backend(
     const DeviceOptions& options, [[maybe_unused]] const model::ModelConfig& config,
     [[maybe_unused]] std::size_t rows) {
     if (!is_device_name(options.device)) {
-        return Error(ErrorCode::invalid_argument, "--device " + options.device +
-                                                      " is unknown; use auto, cpu, cuda or cuda:N");
+        return Error(ErrorCode::invalid_argument,
+                     "--device " + options.device + " is unknown; use auto, cpu, cuda or cuda:N");
     }
     if (options.device == "cpu") return cpu_backend(options);
 #ifdef PERCHERON_HAS_CUDA

@@ -25,8 +25,8 @@ namespace percheron::tools {
 struct ScoreOptions {
     std::filesystem::path folder;  // of resolve_model()
     ops::Arithmetic arithmetic = ops::Arithmetic::standard;
-    std::size_t top = 0;      // tokens a position; at most the vocabulary
-    std::size_t threads = 0;  // 0: as many as the process may run on
+    std::size_t top = 0;          // tokens a position; at most the vocabulary
+    std::size_t threads = 0;      // 0: as many as the process may run on
     std::string device = "auto";  // tools/devices.h
     // Called after every step with the positions computed so far and in all.
     std::function<void(std::size_t done, std::size_t total)> progress;

@@ -15,7 +15,7 @@ Result<PictureCheck> PictureCheck::make(checkpoint::Checkpoint& checkpoint, ops:
                                         const std::filesystem::path& folder) {
     PictureCheck check;
     check.folder_ = folder;
-    if (!checkpoint.config().has_vision) return check;
+    if (!checkpoint.config().has_vision || backend.vision() == nullptr) return check;
     model::VisionOptions options;
     options.max_tokens = 128;
     options.slice_rows = 48;

@@ -17,7 +17,7 @@ namespace percheron::tests {
 
 class PictureCheck {
   public:
-    // Nothing to check where the checkpoint has no tower.
+    // Nothing to check where the checkpoint has no tower, or the backend computes none.
     // `folder`: golden.json names the pictures of each prompt, which lie beside it.
     static Result<PictureCheck> make(checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
                                      const std::filesystem::path& folder);

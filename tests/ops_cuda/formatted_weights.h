@@ -61,8 +61,8 @@ class FormattedWeights final : public model::WeightSource {
         if (stored == nullptr) {
             Random random(hash(stem));
             const bool plain = stem.ends_with("_fn") || stem.ends_with("mlp.gate");
-            stored = std::make_unique<StoredMatrix>(
-                plain ? ops::WeightFormat::bf16 : choice_(stem), n, k, random);
+            stored = std::make_unique<StoredMatrix>(plain ? ops::WeightFormat::bf16 : choice_(stem),
+                                                    n, k, random);
         }
         return stored->view();
     }

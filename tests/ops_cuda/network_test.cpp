@@ -1,11 +1,14 @@
 // The whole network on the CUDA backend: against the reference backend, and against itself in other
 // company, to the bit.
+#include "model/network.h"
+
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
 
 #include "cache/cache_store.h"
-#include "model/network.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/reference/reference_backend.h"
 #include "ops_cuda/check.h"
@@ -122,18 +125,19 @@ KERNEL_TEST(network_against_the_reference) {
                    "%s: %zu logits, %zu expected", one.name, ours.size(), expected.size());
         // A choice of experts or pools may fall the other way where two are almost equal, which
         // moves such a row and those after it; most rows must agree closely all the same.
-        double sum = 0;
+        std::vector<double> differences;
         std::size_t close = 0;
         for (std::size_t row = 0; row < 150; ++row) {
-            const double d = difference(ours.data() + row * config.vocabulary,
-                                        expected.data() + row * config.vocabulary,
-                                        config.vocabulary);
-            sum += d;
+            const double d =
+                difference(ours.data() + row * config.vocabulary,
+                           expected.data() + row * config.vocabulary, config.vocabulary);
+            differences.push_back(d);
             close += d < 0.1;
         }
-        std::printf("    %s: mean of max|d|/RMS %.4f, %zu of 150 rows below 0.1\n", one.name,
-                    sum / 150, close);
-        CHECK_THAT(sum / 150 < 0.1, "%s: mean difference %.4f", one.name, sum / 150);
+        std::nth_element(differences.begin(), differences.begin() + 75, differences.end());
+        std::printf("    %s: median of max|d|/RMS %.4f, %zu of 150 rows below 0.1\n", one.name,
+                    differences[75], close);
+        CHECK_THAT(differences[75] < 0.05, "%s: median difference %.4f", one.name, differences[75]);
         CHECK_THAT(close >= 120, "%s: only %zu of 150 rows are close", one.name, close);
     }
 }
@@ -183,9 +187,9 @@ KERNEL_TEST(network_verification_equals_decoding) {
         const auto verified = Machine::must(drafting.verify(draft, right));
         for (std::size_t i = 0; i < right; ++i) {
             const auto decoded = Machine::must(plain.decode(all.subspan(done + i, 1)));
-            CHECK_THAT(std::memcmp(verified.data() + i * vocabulary, decoded.data(),
-                                   vocabulary * 4) == 0,
-                       "position %zu, row %zu of %zu", done + i, i, draft.size());
+            CHECK_THAT(
+                std::memcmp(verified.data() + i * vocabulary, decoded.data(), vocabulary * 4) == 0,
+                "position %zu, row %zu of %zu", done + i, i, draft.size());
         }
         done += right;
     }
@@ -198,9 +202,8 @@ KERNEL_TEST(network_rows_alone_and_together) {
     const std::size_t vocabulary = config.vocabulary;
     const std::vector<TokenId> ids = tests::random_tokens(sequences * steps, vocabulary, 6);
     for (const WeightFormat experts : {WeightFormat::w4a16, WeightFormat::bf16}) {
-        FormattedWeights weights(8, experts == WeightFormat::bf16
-                                        ? FormattedWeights::Choice(all_bf16)
-                                        : mixed(experts));
+        FormattedWeights weights(
+            8, experts == WeightFormat::bf16 ? FormattedWeights::Choice(all_bf16) : mixed(experts));
         Machine machine = Machine::on_cuda(config, weights, sequences, sequences);
         // Logits [step][sequence][vocabulary] of sequences [first, first + count).
         const auto run = [&](std::uint32_t first, std::uint32_t count) {
@@ -233,17 +236,22 @@ KERNEL_TEST(network_rows_alone_and_together) {
             return all;
         };
         const std::vector<float> whole = run(0, sequences);
-        for (const auto& [first, count] :
-             {std::pair<std::uint32_t, std::uint32_t>{0, 1}, {511, 1}, {40, 3}, {100, 7}, {17, 8},
-              {300, 9}, {64, 64}, {250, 255}}) {
+        for (const auto& [first, count] : {std::pair<std::uint32_t, std::uint32_t>{0, 1},
+                                           {511, 1},
+                                           {40, 3},
+                                           {100, 7},
+                                           {17, 8},
+                                           {300, 9},
+                                           {64, 64},
+                                           {250, 255}}) {
             const std::vector<float> some = run(first, count);
             std::size_t different = 0;
             for (std::uint32_t step = 0; step < steps; ++step) {
                 for (std::uint32_t i = 0; i < count; ++i)
-                    different += std::memcmp(
-                                     some.data() + (step * count + i) * vocabulary,
-                                     whole.data() + (step * sequences + first + i) * vocabulary,
-                                     vocabulary * 4) != 0;
+                    different +=
+                        std::memcmp(some.data() + (step * count + i) * vocabulary,
+                                    whole.data() + (step * sequences + first + i) * vocabulary,
+                                    vocabulary * 4) != 0;
             }
             CHECK_THAT(different == 0, "%u rows from %u: %zu of %u rows differ from 512 together",
                        count, first, different, count * steps);

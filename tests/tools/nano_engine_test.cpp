@@ -240,6 +240,7 @@ TEST_F(NanoEngine, ThePlanAgreesWithTheOperatingSystem) {
     constexpr std::uint32_t streams = 64;
     constexpr std::uint32_t pages = 3 * streams;  // two of tokens, one kept for growth
     LoadOptions options = small_options();
+    options.device = "cpu";  // what the operating system reports is the host's memory
     options.max_running = streams;
     options.context = 1024;
     options.kv_memory = streams * shape.slot_bytes() + pages * shape.page_bytes();

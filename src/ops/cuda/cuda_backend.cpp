@@ -97,14 +97,14 @@ Status CudaBackend::check_shape(const NetworkShape& shape, std::size_t rows) con
                              Exact{"the tokens of a pool", shape.index_pool, 4}}) {
         if (one.is != one.needed) return unsuited(one.what, one.is, std::to_string(one.needed));
     }
-    for (const Exact& one :
-         {Exact{"the hidden size", shape.hidden, 128}, Exact{"the query rank", shape.query_rank, 128},
-          Exact{"the query and key dimension", shape.query_key_dim, 128},
-          Exact{"the value dimension", shape.value_dim, 128},
-          Exact{"the dense feed-forward's width", shape.dense_intermediate, 128},
-          Exact{"an expert's width", shape.expert_intermediate, 128},
-          Exact{"the shared expert's width", shape.shared_intermediate, 128},
-          Exact{"the selected tokens", shape.index_topk, 4}}) {
+    for (const Exact& one : {Exact{"the hidden size", shape.hidden, 128},
+                             Exact{"the query rank", shape.query_rank, 128},
+                             Exact{"the query and key dimension", shape.query_key_dim, 128},
+                             Exact{"the value dimension", shape.value_dim, 128},
+                             Exact{"the dense feed-forward's width", shape.dense_intermediate, 128},
+                             Exact{"an expert's width", shape.expert_intermediate, 128},
+                             Exact{"the shared expert's width", shape.shared_intermediate, 128},
+                             Exact{"the selected tokens", shape.index_topk, 4}}) {
         if (one.is % one.needed != 0)
             return unsuited(one.what, one.is, "a multiple of " + std::to_string(one.needed));
     }
@@ -113,9 +113,9 @@ Status CudaBackend::check_shape(const NetworkShape& shape, std::size_t rows) con
     if (shape.experts_per_token > 16)
         return unsuited("the experts of a token", shape.experts_per_token, "at most 16");
     if (rows > most_step_rows)
-        return Error(ErrorCode::unsupported,
-                     "A step on CUDA has at most " + std::to_string(most_step_rows) + " rows, not " +
-                         std::to_string(rows) + ".");
+        return Error(ErrorCode::unsupported, "A step on CUDA has at most " +
+                                                 std::to_string(most_step_rows) + " rows, not " +
+                                                 std::to_string(rows) + ".");
     return {};
 }
 
@@ -160,9 +160,9 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(scratch_memory_,
                      DeviceMemory::allocate(stage_scratch_bytes(shape, rows), "the stages"));
     scratch_.use(scratch_memory_.data());
-    PERCHERON_ASSIGN(rounded_memory_,
-                     DeviceMemory::allocate(rows * shape.hidden * sizeof(__nv_bfloat16),
-                                            "the stages' inputs"));
+    PERCHERON_ASSIGN(
+        rounded_memory_,
+        DeviceMemory::allocate(rows * shape.hidden * sizeof(__nv_bfloat16), "the stages' inputs"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
@@ -185,9 +185,9 @@ Result<CudaStepFacts> CudaBackend::facts() const {
     facts.recorded_kernels = graphs_.latest_kernels();
     for (const auto& table : weights_.tables()) {
         std::int32_t touched = 0;
-        PERCHERON_TRY(check(cudaMemcpy(&touched, table->touched, sizeof touched,
-                                       cudaMemcpyDeviceToHost),
-                            "reading the experts' count"));
+        PERCHERON_TRY(
+            check(cudaMemcpy(&touched, table->touched, sizeof touched, cudaMemcpyDeviceToHost),
+                  "reading the experts' count"));
         facts.touched_experts.push_back(touched);
     }
     return facts;
@@ -243,8 +243,8 @@ Status CudaBackend::run(const RowBatch& batch, const std::function<void()>& stag
     }
     // A prompt's steps come in too many shapes, and embeddings from outside come from other places
     // every time.
-    const bool may_replay = use_graphs_ && batch.numeric_class == NumericClass::decode &&
-                            batch.overrides.empty();
+    const bool may_replay =
+        use_graphs_ && batch.numeric_class == NumericClass::decode && batch.overrides.empty();
     if (may_replay) {
         const std::uint64_t fingerprint = fingerprint_of(batch, stages);
         cudaGraphExec_t graph = graphs_.find(fingerprint);
@@ -295,8 +295,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
     if (properties.major < 9) {
         return Error(ErrorCode::unsupported,
                      std::string(properties.name) + " has compute capability " +
-                         std::to_string(properties.major) + "." +
-                         std::to_string(properties.minor) +
+                         std::to_string(properties.major) + "." + std::to_string(properties.minor) +
                          "; the CUDA backend needs 9.0 or later; use --device cpu.");
     }
     PERCHERON_TRY(cuda::check_code(properties.name));

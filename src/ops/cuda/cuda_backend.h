@@ -34,7 +34,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
 
 // What the latest steps were like, for benchmarks and for tests of the launch budget.
 struct CudaStepFacts {
-    std::size_t recorded_kernels = 0;         // of the step recorded last
+    std::size_t recorded_kernels = 0;           // of the step recorded last
     std::vector<std::int32_t> touched_experts;  // a layer with experts, of the latest step
 };
 

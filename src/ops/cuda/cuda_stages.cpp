@@ -94,10 +94,9 @@ void CudaBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activa
     note(embed_rows(op, first));
     for (const EmbeddingOverride& replacement : batch.overrides) {
         for (std::size_t stream = 0; stream < shape_.streams; ++stream) {
-            note(check(cudaMemcpyAsync(
-                           streams.row<float>(replacement.row) + stream * shape_.hidden,
-                           replacement.features, shape_.hidden * sizeof(float), cudaMemcpyDefault,
-                           stream_),
+            note(check(cudaMemcpyAsync(streams.row<float>(replacement.row) + stream * shape_.hidden,
+                                       replacement.features, shape_.hidden * sizeof(float),
+                                       cudaMemcpyDefault, stream_),
                        "placing image features"));
         }
     }
@@ -137,8 +136,8 @@ void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
     rounded_from_ = turn.normed.data;
 }
 
-void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots,
-                            const RowBatch& batch, Activations x, Activations y) {
+void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
+                            Activations x, Activations y) {
     if (only_noted(weights.q.data, weights.out.data, slots.state, slots.state_stride, slots.conv,
                    slots.conv_stride, slots.kept, slots.kept_stride, slots.ring, x.data, y.data))
         return;
@@ -248,8 +247,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     };
     multiply(queries, rows);
     const LatentHeadMatrices kv_b = latent_heads_view(weights.kv_b, shape_);
-    FewRowProduct absorb =
-        product(kv_b.keys, s.query, heads * keys, s.absorbed, heads * latent);
+    FewRowProduct absorb = product(kv_b.keys, s.query, heads * keys, s.absorbed, heads * latent);
     absorb.outputs_per_input = latent;
     absorb.input_step = keys;
     multiply({&absorb, 1}, rows);
@@ -268,8 +266,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
         selection.batch = batch_.rows(first, count);
         selection.most_pools = most_pools;
         selection.scores = s.scores;
-        selection.positions =
-            s.positions + first * static_cast<std::size_t>(s.positions_stride);
+        selection.positions = s.positions + first * static_cast<std::size_t>(s.positions_stride);
         selection.positions_stride = s.positions_stride;
         selection.counts = s.counts + first;
         note(select_tokens(selection, context_));
@@ -307,8 +304,8 @@ void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, cons
     multiply({&down, 1}, rows);
 }
 
-void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch,
-                            Activations x, Activations y) {
+void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch, Activations x,
+                            Activations y) {
     if (only_noted(weights.gate.data, weights.down.data, x.data, y.data)) return;
     scratch_.restart();
     auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
@@ -373,8 +370,8 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     down.y = s.pair_output;
     down.y_stride = hidden;
     note(expert_gemm(down, s.choice, shape_.swiglu_limit, context_));
-    note(sum_experts(
-        {rows, hidden, chosen, s.choice.weights, s.pair_output, s.shared, floats(y)}, context_));
+    note(sum_experts({rows, hidden, chosen, s.choice.weights, s.pair_output, s.shared, floats(y)},
+                     context_));
 }
 
 void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
@@ -388,11 +385,12 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
     const __nv_bfloat16* in = rounded(hidden);
     if (!batch_.all_logits()) {
         auto* const wanted = reinterpret_cast<__nv_bfloat16*>(values + count * vocabulary);
-        note(gather_rows(in, batch_.logit_rows(), static_cast<int>(count), width, wanted,
-                         context_));
+        note(
+            gather_rows(in, batch_.logit_rows(), static_cast<int>(count), width, wanted, context_));
         in = wanted;
     }
-    const FewRowProduct all = product(packed_view(head), in, width, values, static_cast<int>(head.n));
+    const FewRowProduct all =
+        product(packed_view(head), in, width, values, static_cast<int>(head.n));
     multiply({&all, 1}, static_cast<int>(count));
     note(check(cudaMemcpyAsync(logits.data, values, count * vocabulary * sizeof(float),
                                cudaMemcpyDeviceToHost, stream_),

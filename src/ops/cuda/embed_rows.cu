@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(threads)
     const int piece = blockIdx.x * threads + threadIdx.x;
     if (piece >= pieces) return;
     const std::size_t from = rows[blockIdx.y];
-    out[blockIdx.y * static_cast<std::size_t>(pieces) + piece] = load_16(in + from * pieces + piece);
+    out[blockIdx.y * static_cast<std::size_t>(pieces) + piece] =
+        load_16(in + from * pieces + piece);
 }
 
 unsigned blocks_of(std::size_t count) {

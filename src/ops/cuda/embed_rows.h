@@ -13,7 +13,7 @@ namespace percheron::ops::cuda {
 
 // streams[r][s][*] = row tokens[r] of the table, kept as stored in any format, for every stream s.
 struct Embedding {
-    WeightMatrix table;  // [vocabulary, hidden], device memory
+    WeightMatrix table;                     // [vocabulary, hidden], device memory
     const std::uint32_t* tokens = nullptr;  // [rows]
     int rows = 0;
     int streams = 0;

@@ -37,9 +37,9 @@ __device__ IndexRow own_row(const SparseRows& op, std::size_t row, int lane) {
     const float scale = 1.0f / sqrtf(variance + op.key_eps);
     const float4 weight = read4(op.key_norm + lane * 4), bias = read4(op.key_bias + lane * 4);
     IndexRow result;
-    result.key = make_float4(fmaf(k.x * scale, weight.x, bias.x), fmaf(k.y * scale, weight.y, bias.y),
-                             fmaf(k.z * scale, weight.z, bias.z),
-                             fmaf(k.w * scale, weight.w, bias.w));
+    result.key =
+        make_float4(fmaf(k.x * scale, weight.x, bias.x), fmaf(k.y * scale, weight.y, bias.y),
+                    fmaf(k.z * scale, weight.z, bias.z), fmaf(k.w * scale, weight.w, bias.w));
     result.gate = read4(from + op.gate_at + lane * 4);
     return result;
 }
@@ -108,8 +108,7 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
     }
 }
 
-__global__ void __launch_bounds__(threads)
-    rows_kernel(const __grid_constant__ SparseRows op) {
+__global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ SparseRows op) {
     __shared__ float parts[2][norm_warps];
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -167,8 +166,8 @@ Status sparse_rows(const SparseRows& op, const LaunchContext& context) {
         op.pages.tail_stride % 4 != 0)
         return Error(ErrorCode::invalid_argument,
                      "a sparse layer's projections need columns in multiples of 4");
-    return launch("launching a sparse layer's rows", rows_kernel,
-                  {dim3(op.batch.rows), threads, 0}, context, op);
+    return launch("launching a sparse layer's rows", rows_kernel, {dim3(op.batch.rows), threads, 0},
+                  context, op);
 }
 
 }  // namespace percheron::ops::cuda

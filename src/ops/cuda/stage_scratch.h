@@ -39,7 +39,7 @@ class DeviceScratch {
 };
 
 struct KdaScratch {
-    int stride = 0;              // of projections: q | k | v | beta, a multiple of 4
+    int stride = 0;  // of projections: q | k | v | beta, a multiple of 4
     float* projections = nullptr;
     __nv_bfloat16* decay_rank = nullptr;  // f_a x [R, d]
     __nv_bfloat16* gate_rank = nullptr;   // g_a x [R, d]
@@ -59,11 +59,11 @@ struct SparseScratch {
     int positions_stride = 0;
     std::uint32_t* positions = nullptr;
     std::uint32_t* counts = nullptr;
-    float* scores = nullptr;             // [attention_rows, pools of the longest context]
-    __nv_bfloat16* absorbed = nullptr;   // [R, H latent]
-    float* partial = nullptr;            // of attention_rows rows
-    __nv_bfloat16* read = nullptr;       // [R, H latent]
-    __nv_bfloat16* values = nullptr;     // [R, H value_dim]
+    float* scores = nullptr;            // [attention_rows, pools of the longest context]
+    __nv_bfloat16* absorbed = nullptr;  // [R, H latent]
+    float* partial = nullptr;           // of attention_rows rows
+    __nv_bfloat16* read = nullptr;      // [R, H latent]
+    __nv_bfloat16* values = nullptr;    // [R, H value_dim]
     static SparseScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape,
                                  std::size_t rows);
 };

@@ -65,7 +65,7 @@ Result<bool> StepBatch::upload(const RowBatch& batch, cudaStream_t stream) {
     furthest_ = 0;
     for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
         const SequenceRows& s = batch.sequences[i];
-        sequences[i] = {s.first_row,   s.row_count,   s.first_position, s.state_position,
+        sequences[i] = {s.first_row,   s.row_count,    s.first_position, s.state_position,
                         s.commit_rows, to_int(s.slot), next_page};
         for (const PageId page : s.pages)
             page_list[next_page++] = to_int(page);
@@ -80,10 +80,10 @@ Result<bool> StepBatch::upload(const RowBatch& batch, cudaStream_t stream) {
     all_logits_ = batch.logit_rows.size() == batch.rows();
     view_.rows = static_cast<int>(batch.rows());
     view_.sequence_count = static_cast<int>(batch.sequences.size());
-    PERCHERON_TRY(check(cudaMemcpyAsync(device_.data(), host_.data(),
-                                        layout.pages + std::size_t{next_page} * 4,
-                                        cudaMemcpyHostToDevice, stream),
-                        "uploading the rows of a step"));
+    PERCHERON_TRY(check(
+        cudaMemcpyAsync(device_.data(), host_.data(), layout.pages + std::size_t{next_page} * 4,
+                        cudaMemcpyHostToDevice, stream),
+        "uploading the rows of a step"));
     return grows;
 }
 

@@ -29,8 +29,8 @@ Result<cudaGraphExec_t> StepGraphs::add(std::uint64_t fingerprint, cudaGraph_t g
     PERCHERON_TRY(check(cudaGraphGetNodes(graph, nullptr, &nodes), "counting a step's kernels"));
     std::vector<cudaGraphNode_t> all(nodes);
     PERCHERON_TRY(check(cudaGraphGetNodes(graph, all.data(), &nodes), "counting a step's kernels"));
-    latest_kernels_ = static_cast<std::size_t>(
-        std::count_if(all.begin(), all.end(), [](cudaGraphNode_t node) {
+    latest_kernels_ =
+        static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [](cudaGraphNode_t node) {
             cudaGraphNodeType type;
             return cudaGraphNodeGetType(node, &type) == cudaSuccess &&
                    type == cudaGraphNodeTypeKernel;

@@ -125,14 +125,13 @@ Status WeightPlacement::pack_into(const WeightMatrix& stored, std::uint8_t* pack
         piece.data = memory;
         if (scales > 0) {
             piece.scales = memory + aligned(data_bytes);
-            PERCHERON_TRY(check(
-                cudaMemcpyAsync(memory + aligned(data_bytes),
-                                bytes_at(stored.scales, scale_bytes(stored, first)), scales,
-                                cudaMemcpyDefault, stream_),
-                "uploading the scales of " + std::string(name)));
+            PERCHERON_TRY(check(cudaMemcpyAsync(memory + aligned(data_bytes),
+                                                bytes_at(stored.scales, scale_bytes(stored, first)),
+                                                scales, cudaMemcpyDefault, stream_),
+                                "uploading the scales of " + std::string(name)));
         }
-        const auto done = pack_matrix(
-            piece, packed + packed_bytes(stored.format, first, stored.k), stream_);
+        const auto done =
+            pack_matrix(piece, packed + packed_bytes(stored.format, first, stored.k), stream_);
         if (!done.ok()) return in_matrix(done.error(), name);
     }
     return {};
@@ -157,9 +156,9 @@ Result<WeightMatrix> WeightPlacement::keep_rows(const WeightMatrix& given, std::
     PERCHERON_ASSIGN(std::byte* const memory, arena_.take(aligned(data_bytes) + scales, name));
     WeightMatrix placed = stored;
     placed.data = memory;
-    PERCHERON_TRY(check(
-        cudaMemcpyAsync(memory, stored.data, data_bytes, cudaMemcpyDefault, stream_),
-        "uploading " + std::string(name)));
+    PERCHERON_TRY(
+        check(cudaMemcpyAsync(memory, stored.data, data_bytes, cudaMemcpyDefault, stream_),
+              "uploading " + std::string(name)));
     if (scales > 0) {
         placed.scales = memory + aligned(data_bytes);
         PERCHERON_TRY(check(cudaMemcpyAsync(memory + aligned(data_bytes), stored.scales, scales,
@@ -211,10 +210,10 @@ Result<WeightMatrix> WeightPlacement::latent_heads(const WeightMatrix& given,
                         "uploading " + std::string(name)));
     PERCHERON_TRY(split_heads(whole, head, element, keys, values, stream_));
     if (fp8) {
-        PERCHERON_TRY(check(cudaMemcpyAsync(whole_scales, stored.scales,
-                                            scale_bytes(stored, stored.n), cudaMemcpyDefault,
-                                            stream_),
-                            "uploading the scales of " + std::string(name)));
+        PERCHERON_TRY(
+            check(cudaMemcpyAsync(whole_scales, stored.scales, scale_bytes(stored, stored.n),
+                                  cudaMemcpyDefault, stream_),
+                  "uploading the scales of " + std::string(name)));
         PERCHERON_TRY(split_heads(whole_scales, blocks, 4, key_scales, value_scales, stream_));
     }
     WeightMatrix part = stored;
@@ -238,9 +237,9 @@ Result<WeightMatrix> WeightPlacement::latent_heads(const WeightMatrix& given,
 template <class T>
 Result<const T*> WeightPlacement::upload(std::span<const T> values, std::string_view name) {
     PERCHERON_ASSIGN(std::byte* const memory, arena_.take(values.size_bytes(), name));
-    PERCHERON_TRY(check(cudaMemcpyAsync(memory, values.data(), values.size_bytes(),
-                                        cudaMemcpyDefault, stream_),
-                        "uploading " + std::string(name)));
+    PERCHERON_TRY(check(
+        cudaMemcpyAsync(memory, values.data(), values.size_bytes(), cudaMemcpyDefault, stream_),
+        "uploading " + std::string(name)));
     PERCHERON_TRY(check(cudaStreamSynchronize(stream_), "uploading " + std::string(name)));
     return reinterpret_cast<const T*>(memory);
 }
@@ -259,8 +258,9 @@ Result<const ExpertTable*> WeightPlacement::experts(std::span<const FeedForwardW
             expert.up.format != experts[0].gate.format ||
             expert.down.format != experts[0].down.format) {
             return Error(ErrorCode::unsupported,
-                         std::string(layer) + "experts: gates and ups of a layer must share one "
-                                              "format, and downs one, to be computed together");
+                         std::string(layer) +
+                             "experts: gates and ups of a layer must share one "
+                             "format, and downs one, to be computed together");
         }
         for (int part = 0; part < 3; ++part) {
             pointers[part].push_back(static_cast<const std::uint8_t*>(parts[part]->data));
