@@ -32,6 +32,11 @@ struct LoadBench {
     double least_of_mean = 0;
 };
 
+// A replayed step costs nothing, so that whoever is admitted first would have the whole machine to
+// itself and be done before the last request is read: with prompts that take this long, all are
+// read before the first token comes, and the streams run together.
+constexpr std::chrono::milliseconds prefill{250};
+
 // A replay in which every reply is the same digits, each one token, `tokens_a_step` a step.
 class DigitReplay {
   public:
@@ -50,7 +55,9 @@ class DigitReplay {
         const int file = ::mkstemp(name);
         path_ = name;
         if (file >= 0) ::close(file);
-        std::ofstream(path_) << Json{{"match", ""}, {"steps", steps}}.dump() << "\n";
+        std::ofstream(path_)
+            << Json{{"match", ""}, {"prefill_ms", prefill.count()}, {"steps", steps}}.dump()
+            << "\n";
     }
     ~DigitReplay() { std::filesystem::remove(path_); }
     DigitReplay(const DigitReplay&) = delete;
@@ -130,6 +137,7 @@ Result<bool> run_load(LoadBench bench) {
         bench.test.port = server->port();
         bench.test.server_process = server->process();
         bench.test.expected_content = replay->content();
+        bench.test.prefill = prefill;
     }
     bench.test.body = Json{{"model", "any"},
                            {"messages", {{{"role", "user"}, {"content", "Say some digits."}}}},

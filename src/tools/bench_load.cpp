@@ -131,7 +131,7 @@ void judge(Stream& stream, const LoadTest& test) {
     }
 }
 
-LoadReport summarise(const std::vector<Stream>& streams) {
+LoadReport summarise(const std::vector<Stream>& streams, std::chrono::milliseconds prefill) {
     LoadReport report;
     report.streams = static_cast<std::uint32_t>(streams.size());
     Clock::time_point first = Clock::time_point::max();
@@ -149,7 +149,7 @@ LoadReport summarise(const std::vector<Stream>& streams) {
         first = std::min(first, stream.first);
         last = std::max(last, stream.last);
         waits.push_back(seconds(stream.first - stream.sent) * 1000);
-        const double time = seconds(stream.last - stream.sent);
+        const double time = seconds(stream.last - stream.sent - prefill);
         if (time > 0) rates.push_back(static_cast<double>(stream.events) / time);
     }
     if (rates.empty()) return report;
@@ -229,7 +229,7 @@ Result<LoadReport> run_load_test(const LoadTest& test) {
         cpu_before ? process_cpu_seconds(test.server_process) : std::nullopt;
     for (Stream& stream : streams)
         judge(stream, test);
-    LoadReport report = summarise(streams);
+    LoadReport report = summarise(streams, test.prefill);
     if (cpu_after && report.events > 0) {
         report.server_cpu_us_per_event =
             (*cpu_after - *cpu_before) * 1e6 / static_cast<double>(report.events);
