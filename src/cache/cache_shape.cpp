@@ -18,8 +18,9 @@ std::size_t whole_lines(std::size_t floats) {
 }  // namespace
 
 CacheShape CacheShape::of(const model::ModelConfig& config, DType kv_dtype,
-                          std::uint32_t uncommitted_rows) {
+                          std::uint32_t uncommitted_rows, bool mtp) {
     CacheShape shape;
+    shape.sparse_layers = mtp ? 1 : 0;
     for (const model::MixerKind mixer : config.mixers) {
         ++(mixer == model::MixerKind::kda ? shape.kda_layers : shape.sparse_layers);
     }

@@ -32,8 +32,9 @@ struct CacheShape {
 
     // `uncommitted_rows`: the most rows a sequence can have in a step without committing them all
     // (a verification round and the rows pending from the one before); 0 without speculation.
+    // `mtp`: a further sparse layer, the MTP layer's, stands behind the trunk's.
     static CacheShape of(const model::ModelConfig& config, DType kv_dtype,
-                         std::uint32_t uncommitted_rows = 0);
+                         std::uint32_t uncommitted_rows = 0, bool mtp = false);
 
     // One layer's share of one page.
     Bytes latent_page_bytes() const;

@@ -32,6 +32,7 @@ class TextTrunk final : public Network {
     }
 
     const ModelConfig& config() const override { return config_; }
+    SharedMatrices shared() const override { return {weights_.embedding, weights_.head}; }
 
     Result<std::span<const float>> forward(const ops::RowBatch& batch,
                                            const CacheViews& caches) override {

@@ -33,6 +33,12 @@ struct NetworkMemory {
     Bytes total() const { return activations + stages + logits; }
 };
 
+// Matrices of the trunk that others compute with too, as placed.
+struct SharedMatrices {
+    ops::WeightMatrix embedding;  // [vocabulary, hidden]
+    ops::WeightMatrix head;       // [vocabulary, hidden]
+};
+
 class Network {
   public:
     // The same numbers load() will ask for, before anything is loaded.
@@ -47,6 +53,7 @@ class Network {
     virtual ~Network() = default;
 
     virtual const ModelConfig& config() const = 0;
+    virtual SharedMatrices shared() const { return {}; }
 
     // Computes the batch and updates the caches.  Row i of the result belongs to
     // batch.logit_rows[i]: fp32 logits [logit rows][vocabulary], valid until the next forward.

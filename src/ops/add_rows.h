@@ -1,8 +1,9 @@
 // Adding a bias and, for a sublayer's output, the rows it is added to.
 //
-//   out[r][i] = (residual[r][i] +) in[r][i] + bias[i]
+//   out[r][i] = (residual[r][i] +) in[r][i] (+ bias[i])
 //
-// Shapes:   input, residual, output [R, N]; bias [N].  residual may be empty: nothing is added.
+// Shapes:   input, residual, output [R, N]; bias [N].  residual may be empty and bias null: nothing
+//           is added then.
 // Numerics: fp32 in both arithmetics; input and bias are added first.
 // Effects:  writes output; output may be the same rows as input or as residual.
 #pragma once

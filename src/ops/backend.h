@@ -136,6 +136,7 @@ struct NetworkShape {
 enum class WeightUse : std::uint8_t { product, rows };
 
 class VisionStages;
+class MtpStages;
 
 // Memory of a backend, freed with the object.
 class BackendBuffer {
@@ -223,6 +224,8 @@ class Backend {
     // The stages of the vision tower (vision_stages.h); null: this backend has none.
     virtual VisionStages* vision() { return nullptr; }
     const VisionStages* vision() const { return const_cast<Backend*>(this)->vision(); }
+    // Those that only the MTP layer has (mtp_stages.h); null: this backend has none.
+    virtual MtpStages* mtp() { return nullptr; }
 
     // Copies rows to host memory, widened to float, out[rows][columns]; after run() has returned.
     virtual void read(const Activations& rows, float* out) = 0;

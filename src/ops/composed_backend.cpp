@@ -40,6 +40,7 @@ void measure_stages(ScratchArena& arena, const NetworkShape& shape, std::size_t 
     measure([&] { ExpertsScratch::lay_out(arena, shape, rows); });
     measure([&] { MhcScratch::lay_out(arena, shape, rows); });
     measure([&] { arena.rows<float>(logit_rows, shape.hidden); });
+    measure([&] { arena.rows<float>(rows, 2 * shape.hidden); });
 }
 
 }  // namespace
@@ -338,6 +339,39 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     expert_products_.push_back(product(batch, weights.shared.down, s.shared.gate, output));
     primitives_->linear(expert_products_);
     primitives_->combine_experts({s.output, s.place, s.weights, output, output});
+}
+
+void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& embedding,
+                                const RowBatch& batch, Activations hidden, Activations x,
+                                Activations normed) {
+    scratch_.restart();
+    const std::size_t width = embedding.k;
+    const Rows<float> joined = scratch_.rows<float>(batch.rows(), 2 * width);
+    for (std::size_t row = 0; row < batch.rows(); ++row) {
+        dequantise_row(embedding, static_cast<std::size_t>(to_int(batch.tokens[row])),
+                       joined.row(row));
+    }
+    for (const EmbeddingOverride& replacement : batch.overrides) {
+        std::copy_n(replacement.features, width, joined.row(replacement.row));
+    }
+    for (const SequenceRows& sequence : batch.sequences) {
+        if (sequence.first_position == 0) {
+            std::fill_n(joined.row(sequence.first_row), width, 0.0f);
+        }
+    }
+    const Rows<float> embedded = joined.column_slice(0, width);
+    primitives_->rms_norm({embedded, weights.embedding_norm, shape_.rms_eps, embedded});
+    primitives_->rms_norm(
+        {rows_of(hidden), weights.hidden_norm, shape_.rms_eps, joined.column_slice(width, width)});
+    const Linear projection[] = {product(batch, weights.projection, joined, rows_of(x))};
+    primitives_->linear(projection);
+    primitives_->rms_norm({rows_of(x), weights.input_norm, shape_.rms_eps, rows_of(normed)});
+}
+
+void ComposedBackend::residual_turn(const float* norm, Activations y, Activations x,
+                                    Activations normed) {
+    primitives_->add_rows({rows_of(y), nullptr, rows_of(x), rows_of(x)});
+    primitives_->rms_norm({rows_of(x), norm, shape_.rms_eps, rows_of(normed)});
 }
 
 void ComposedBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,

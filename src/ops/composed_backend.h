@@ -13,12 +13,13 @@
 #include "core/views.h"
 #include "ops/backend.h"
 #include "ops/composed_vision.h"
+#include "ops/mtp_stages.h"
 #include "ops/primitives.h"
 #include "ops/scratch_arena.h"
 
 namespace percheron::ops {
 
-class ComposedBackend : public Backend {
+class ComposedBackend : public Backend, private MtpStages {
   public:
     ComposedBackend(std::string name, Arithmetic arithmetic,
                     std::unique_ptr<Primitives> primitives);
@@ -53,6 +54,7 @@ class ComposedBackend : public Backend {
     void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
               Activations logits) override;
     VisionStages* vision() override { return &vision_; }
+    MtpStages* mtp() override { return this; }
     void read(const Activations& rows, float* out) override;
 
     // Shows every sparse layer's choice of tokens right after it is made, for comparing with other
@@ -74,6 +76,11 @@ class ComposedBackend : public Backend {
                    Rows<float> output) const;
 
   private:
+    void mtp_input(const MtpWeights& weights, const WeightMatrix& embedding, const RowBatch& batch,
+                   Activations hidden, Activations x, Activations normed) override;
+    void residual_turn(const float* norm, Activations y, Activations x,
+                       Activations normed) override;
+
     std::string name_;
     Arithmetic arithmetic_;
     std::unique_ptr<Primitives> primitives_;

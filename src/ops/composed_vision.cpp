@@ -6,6 +6,8 @@ namespace percheron::ops {
 namespace {
 
 constexpr float layer_norm_eps = 1e-5f;
+// Slices have many rows, like prompts.
+constexpr NumericClass picture_class = NumericClass::prefill;
 
 Rows<float> rows_of(const Activations& activations) {
     assert(activations.dtype == DType::f32);
@@ -90,7 +92,7 @@ DType ComposedVision::heads_dtype() const {
 void ComposedVision::product(const WeightMatrix& weight, Rows<const float> input,
                              Rows<float> output) {
     assert(weight.k == input.columns && weight.n == output.columns && input.rows == output.rows);
-    const Linear products[] = {{weight, input, output, arithmetic_}};
+    const Linear products[] = {{weight, input, output, arithmetic_, picture_class}};
     primitives_.linear(products);
 }
 
@@ -126,8 +128,8 @@ void ComposedVision::finish_block(const VisionBlockWeights& weights, const Patch
     primitives_.add_rows({s.output, weights.out.bias, state, state});
 
     primitives_.rms_norm({state, weights.norm2, shape_.block_rms_eps, s.normed});
-    const Linear in[] = {{weights.gate.matrix, s.normed, s.gate, arithmetic_},
-                         {weights.up.matrix, s.normed, s.up, arithmetic_}};
+    const Linear in[] = {{weights.gate.matrix, s.normed, s.gate, arithmetic_, picture_class},
+                         {weights.up.matrix, s.normed, s.up, arithmetic_, picture_class}};
     primitives_.linear(in);
     primitives_.add_rows({s.gate, weights.gate.bias, {}, s.gate});
     primitives_.add_rows({s.up, weights.up.bias, {}, s.up});
@@ -157,8 +159,8 @@ void ComposedVision::merge(const VisionMergerWeights& weights, Activations z,
                             layer_norm_eps, s.projected});
     primitives_.gelu({s.projected, s.projected});
     const FeedForwardWeights& ffn = weights.feed_forward;
-    const Linear in[] = {{ffn.gate, s.projected, s.gate, arithmetic_},
-                         {ffn.up, s.projected, s.up, arithmetic_}};
+    const Linear in[] = {{ffn.gate, s.projected, s.gate, arithmetic_, picture_class},
+                         {ffn.up, s.projected, s.up, arithmetic_, picture_class}};
     primitives_.linear(in);
     primitives_.swiglu({s.gate, s.up, shape_.swiglu_limit, s.gate});
     product(ffn.down, s.gate, features);

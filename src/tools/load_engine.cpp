@@ -94,6 +94,11 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     vision_options.max_tokens = std::min<std::uint64_t>(vision_options.max_tokens, longest);
 
     const bool sees = config.has_vision && parts.backend->vision() != nullptr;
+    if (config.has_vision && !sees) {
+        log_warning("the backend " + std::string(parts.backend->name()) +
+                    " has no vision tower: requests with images are refused");
+    }
+
     engine::MemoryNeeds needs;
     if (sees) {
         needs.tower = model::VisionTower::memory(config, *parts.backend, vision_options);

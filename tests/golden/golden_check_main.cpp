@@ -7,6 +7,7 @@
 #include <string>
 
 #include "golden/golden_check.h"
+#include "golden/mtp_check.h"
 #include "ops/reference/reference_backend.h"
 #include "tools/devices.h"
 
@@ -71,7 +72,19 @@ Status run(const Arguments& arguments, bool& met) {
     std::printf("all, %s, %s arithmetic: %s", std::string(backend->name()).c_str(),
                 arguments.arithmetic == ops::Arithmetic::fp32 ? "fp32" : "standard",
                 total.to_string().c_str());
-    const auto sentences = shortcomings(total, arguments.arithmetic);
+    auto sentences = shortcomings(total, arguments.arithmetic);
+    if (checkpoint->config().mtp_layers > 0 && backend->mtp() != nullptr) {
+        PERCHERON_ASSIGN(const MtpFigures mtp,
+                         check_mtp(*checkpoint, *backend, golden, MtpInput::trunk, 512));
+        std::printf(
+            "MTP layer: %zu rows, hidden max|d|/RMS %.3g, last logits %.3g, top logits "
+            "%.3g, top token %zu of %zu\n",
+            mtp.rows, mtp.hidden, mtp.logits, mtp.top_logits, mtp.top_equal, mtp.rows);
+        if (arguments.arithmetic == ops::Arithmetic::fp32 &&
+            !(mtp.hidden <= 1e-3 && mtp.logits <= 1e-3)) {
+            sentences.push_back("The MTP layer differs by more than 1e-3 of the golden RMS.");
+        }
+    }
     for (const std::string& sentence : sentences) {
         std::printf("SHORT: %s\n", sentence.c_str());
     }

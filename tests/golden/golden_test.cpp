@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "golden/golden_check.h"
+#include "golden/mtp_check.h"
 #include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
 
@@ -115,6 +116,52 @@ TEST(RandomTower, AgreesInFp32) {
     GoldenFigures on_cpu;
     check_folders(folder, folder, 64, *cpu_backend(ops::Arithmetic::fp32), on_cpu);
     EXPECT_EQ(on_cpu.features.positions, 1u + 6u + 5u + 24u);
+}
+
+// The MTP layer against the NumPy oracle: fed the golden hidden rows, and behind our own trunk.
+MtpFigures mtp_figures(const fs::path& model, const fs::path& numbers, MtpInput input,
+                       std::size_t chunk, ops::Backend& backend) {
+    auto checkpoint = checkpoint::Checkpoint::open(model);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+    const auto golden = GoldenFile::open(numbers);
+    EXPECT_TRUE(golden.ok()) << golden.error().message();
+    const auto figures = check_mtp(**checkpoint, backend, *golden, input, chunk);
+    EXPECT_TRUE(figures.ok()) << figures.error().message();
+    return figures.ok() ? *figures : MtpFigures();
+}
+
+TEST_P(EmbeddedModel, MtpLayerAgreesWithTheOracle) {
+    for (const MtpInput input : {MtpInput::golden, MtpInput::trunk}) {
+        const MtpFigures figures =
+            mtp_figures(source / "models/nano", source / "tests/data/nano_mtp_golden", input, 64,
+                        *cpu_backend(GetParam()));
+        EXPECT_EQ(figures.rows, 69u + 19u);
+        if (GetParam() == ops::Arithmetic::fp32) {
+            EXPECT_LE(figures.hidden, 1e-3);
+            EXPECT_LE(figures.logits, 1e-3);
+            EXPECT_LE(figures.top_logits, 1e-3);
+            EXPECT_EQ(figures.top_equal, figures.rows);
+        } else {
+            EXPECT_GE(figures.top_equal * 100, figures.rows * 97);
+        }
+    }
+}
+
+TEST(RandomMtpLayer, AgreesWithTheOracleInFp32) {
+    const fs::path folder = source / "tests/data/random_m";
+    const auto reference = ops::reference::make_reference_backend(ops::Arithmetic::fp32);
+    const auto cpu = cpu_backend(ops::Arithmetic::fp32);
+    for (ops::Backend* backend : {static_cast<ops::Backend*>(reference.get()), cpu.get()}) {
+        for (const std::size_t chunk : {64, 192}) {
+            const MtpFigures figures =
+                mtp_figures(folder, folder, MtpInput::golden, chunk, *backend);
+            EXPECT_EQ(figures.rows, 1u + 8u + 39u + 129u);
+            EXPECT_LE(figures.hidden, 1e-3);
+            EXPECT_LE(figures.logits, 1e-3);
+            EXPECT_LE(figures.top_logits, 1e-3);
+            EXPECT_EQ(figures.top_equal, figures.rows);
+        }
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, EmbeddedModel,

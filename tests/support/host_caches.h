@@ -27,7 +27,10 @@ class HostCaches {
         const std::uint32_t tail_ring = options.tail_ring != 0
                                             ? options.tail_ring
                                             : static_cast<std::uint32_t>(config.index_pool);
-        for (const model::MixerKind mixer : config.mixers) {
+        std::vector<model::MixerKind> mixers = config.mixers;
+        // The MTP layer's caches come last.
+        mixers.insert(mixers.end(), config.mtp_layers, model::MixerKind::sparse_attention);
+        for (const model::MixerKind mixer : mixers) {
             if (mixer == model::MixerKind::kda) {
                 ops::KdaSlots slots;
                 slots.ring = options.ring;

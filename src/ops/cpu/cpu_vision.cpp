@@ -11,7 +11,7 @@ namespace percheron::ops::cpu {
 namespace {
 
 // Query rows that share one pass over a head's keys and values.
-constexpr std::size_t rows_at_once = most_rows_in_registers;
+constexpr std::size_t rows_at_once = 24;
 
 // Packed queries, their scores over all patches, their output.
 std::size_t attention_floats(std::size_t dim, std::size_t patches) {
@@ -87,7 +87,7 @@ void CpuPrimitives::add_rows(const AddRows& op) {
                           op.residual.data == nullptr ? nullptr : op.residual.row(row);
                       float* const out = op.output.row(row);
                       for (std::size_t i = 0; i < op.output.columns; ++i) {
-                          const float sum = in[i] + op.bias[i];
+                          const float sum = in[i] + (op.bias == nullptr ? 0.0f : op.bias[i]);
                           out[i] = old == nullptr ? sum : old[i] + sum;
                       }
                   }
@@ -173,13 +173,14 @@ void CpuPrimitives::patch_attention(const PatchAttention& op) {
             for (std::size_t i = 0; i < dim; ++i)
                 query[i] = load(heads, heads.query, at + i) * scale;
         }
-        kernels_.product(head_matrix(heads, heads.key, head), 0, heads.patches,
-                         {queries, packed, rows}, scores, stride, products_.panel(thread));
+        kernels_.product_prefill(head_matrix(heads, heads.key, head), 0, heads.patches,
+                                 {queries, packed, rows}, scores, stride, products_.panel(thread));
         float totals[rows_at_once];
         for (std::size_t r = 0; r < rows; ++r)
             totals[r] = kernels_.exponentials(scores + r * stride, heads.patches);
-        kernels_.product_transposed(head_matrix(heads, heads.value, head), 0, heads.patches, 0, dim,
-                                    {scores, stride, rows}, sums, dim, products_.panel(thread));
+        kernels_.product_transposed_prefill(head_matrix(heads, heads.value, head), 0, heads.patches,
+                                            0, dim, {scores, stride, rows}, sums, dim,
+                                            products_.panel(thread));
         for (std::size_t r = 0; r < rows; ++r) {
             float* const out = op.output.row(first + r) + head * dim;
             for (std::size_t i = 0; i < dim; ++i)

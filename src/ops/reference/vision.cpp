@@ -10,7 +10,7 @@ namespace percheron::ops::reference {
 void ReferencePrimitives::add_rows(const AddRows& op) {
     for (std::size_t row = 0; row < op.output.rows; ++row) {
         for (std::size_t i = 0; i < op.output.columns; ++i) {
-            const float sum = op.input.row(row)[i] + op.bias[i];
+            const float sum = op.input.row(row)[i] + (op.bias == nullptr ? 0.0f : op.bias[i]);
             op.output.row(row)[i] =
                 op.residual.data == nullptr ? sum : op.residual.row(row)[i] + sum;
         }

@@ -1,0 +1,116 @@
+#include "model/mtp_layer.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/weight_loader.h"
+#include "ops/mtp_stages.h"
+
+namespace percheron::model {
+namespace {
+
+class Layer final : public MtpLayer {
+  public:
+    Layer(const Network& trunk, ops::Backend& backend, const NetworkOptions& options)
+        : trunk_(trunk), backend_(backend), stages_(*backend.mtp()), options_(options) {}
+
+    Status load(WeightSource& source) {
+        const ModelConfig& config = trunk_.config();
+        const std::size_t hidden = config.hidden;
+        WeightLoader loader(config, source, backend_);
+        const std::string at =
+            "model.language_model.layers." + std::to_string(config.layers()) + ".";
+        PERCHERON_TRY(loader.vector(at + "enorm.weight", hidden, weights_.embedding_norm));
+        PERCHERON_TRY(loader.vector(at + "hnorm.weight", hidden, weights_.hidden_norm));
+        PERCHERON_TRY(loader.matrix(at + "eh_proj", hidden, 2 * hidden, weights_.projection));
+        PERCHERON_TRY(loader.vector(at + "input_layernorm.weight", hidden, weights_.input_norm));
+        PERCHERON_TRY(loader.sparse(at + "self_attn.", weights_.attention));
+        PERCHERON_TRY(loader.vector(at + "post_attention_layernorm.weight", hidden,
+                                    weights_.post_attention_norm));
+        PERCHERON_TRY(loader.experts(at + "mlp.", expert_list_, weights_.experts));
+        PERCHERON_TRY(loader.vector(at + "shared_head.norm.weight", hidden, weights_.output_norm));
+
+        for (ops::Activations* activations : {&residual_, &normed_, &output_, &hidden_}) {
+            const DType dtype = backend_.activation_dtype();
+            PERCHERON_ASSIGN(
+                auto memory,
+                backend_.allocate(options_.max_rows * hidden * size_of(dtype), "MTP activations"));
+            *activations = {memory->data(), dtype, options_.max_rows, hidden};
+            memory_.push_back(std::move(memory));
+        }
+        PERCHERON_ASSIGN(
+            logits_memory_,
+            backend_.allocate_host_readable(
+                options_.max_logit_rows * config.vocabulary * sizeof(float), "MTP logits"));
+        return {};
+    }
+
+    Result<std::span<const float>> forward(const ops::RowBatch& batch, ops::Activations hidden,
+                                           const ops::LatentPages& pages) override {
+        const std::size_t vocabulary = trunk_.config().vocabulary;
+        PERCHERON_TRY(ops::check_batch(batch, vocabulary));
+        if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows ||
+            hidden.rows != batch.rows()) {
+            return Error(ErrorCode::invalid_argument,
+                         "An MTP step of " + std::to_string(batch.rows()) + " rows with " +
+                             std::to_string(batch.logit_rows.size()) + " wanted logits and " +
+                             std::to_string(hidden.rows) +
+                             " hidden rows does not fit what the layer was loaded for.");
+        }
+        for (ops::Activations* activations : {&residual_, &normed_, &output_, &hidden_}) {
+            activations->rows = batch.rows();
+        }
+        const ops::Activations logits{logits_memory_->data(), DType::f32, batch.logit_rows.size(),
+                                      vocabulary};
+        PERCHERON_TRY(backend_.run(batch, [&] { compute(batch, hidden, pages, logits); }));
+        return std::span<const float>(static_cast<const float*>(logits.data),
+                                      logits.rows * logits.columns);
+    }
+
+    ops::Activations hidden() const override { return hidden_; }
+
+  private:
+    void compute(const ops::RowBatch& batch, ops::Activations hidden, const ops::LatentPages& pages,
+                 const ops::Activations& logits) {
+        const SharedMatrices shared = trunk_.shared();
+        stages_.mtp_input(weights_, shared.embedding, batch, hidden, residual_, normed_);
+        backend_.sparse_mixer(weights_.attention, pages, batch, normed_, output_);
+        stages_.residual_turn(weights_.post_attention_norm, output_, residual_, normed_);
+        backend_.moe_ffn(weights_.experts, batch, normed_, output_);
+        stages_.residual_turn(weights_.output_norm, output_, residual_, hidden_);
+        backend_.head(shared.head, batch, hidden_, logits);
+    }
+
+    const Network& trunk_;
+    ops::Backend& backend_;
+    ops::MtpStages& stages_;
+    NetworkOptions options_;
+    ops::MtpWeights weights_;
+    std::vector<ops::FeedForwardWeights> expert_list_;
+    std::vector<std::unique_ptr<ops::BackendBuffer>> memory_;
+    std::unique_ptr<ops::BackendBuffer> logits_memory_;
+    ops::Activations residual_, normed_, output_, hidden_;
+};
+
+}  // namespace
+
+Bytes MtpLayer::memory(const ModelConfig& config, const ops::Backend& backend,
+                       const NetworkOptions& options) {
+    return 4 * options.max_rows * config.hidden * size_of(backend.activation_dtype()) +
+           options.max_logit_rows * config.vocabulary * sizeof(float);
+}
+
+Result<std::unique_ptr<MtpLayer>> MtpLayer::load(const Network& trunk, WeightSource& weights,
+                                                 ops::Backend& backend,
+                                                 const NetworkOptions& options) {
+    if (backend.mtp() == nullptr) {
+        return Error(ErrorCode::unsupported,
+                     "the backend " + std::string(backend.name()) + " has no MTP layer");
+    }
+    auto layer = std::make_unique<Layer>(trunk, backend, options);
+    PERCHERON_TRY(layer->load(weights));
+    return std::unique_ptr<MtpLayer>(std::move(layer));
+}
+
+}  // namespace percheron::model
