@@ -27,11 +27,11 @@ struct Picture {
     std::vector<PatchPlace> places;
 };
 
-Picture random_picture(Random& random) {
+Picture random_picture(Random& random, std::size_t most_patches = 150) {
     Picture picture;
     picture.heads = random.between(1, 3);
     picture.dim = 4 * random.between(1, 20);
-    picture.patches = random.between(1, 150);
+    picture.patches = random.between(1, most_patches);
     picture.rows = random.floats(picture.patches * 3 * picture.heads * picture.dim);
     picture.query_norm = random.floats(picture.dim);
     picture.key_norm = random.floats(picture.dim);
@@ -50,7 +50,7 @@ class VisionPrimitivesTest : public testing::TestWithParam<std::string> {
         shape.heads = 1;
         shape.intermediate = shape.out_hidden = shape.projection = 64;
         for (cpu::CpuPrimitives* ops : {&cpu.ops, &one.ops})
-            EXPECT_TRUE(ops->prepare_vision(shape, 150, 150).ok());
+            EXPECT_TRUE(ops->prepare_vision(shape, 150, 600).ok());
     }
 
     // Stores the picture cut into slices of `slice` rows, then attends cut the same way.
@@ -107,6 +107,20 @@ TEST_P(VisionPrimitivesTest, SlicesAndThreadsLeaveTheSameBits) {
             EXPECT_TRUE(bits_equal(attend(one.ops, picture, dtype, slice, heads), expected));
             EXPECT_EQ(heads.memory, whole.memory);
         }
+    }
+}
+
+// More patches than any panel of weights has rows.
+TEST_P(VisionPrimitivesTest, LargePicturesAttendTheSame) {
+    Picture picture = random_picture(random, 1);
+    while (picture.patches < 500 || picture.heads > 1)
+        picture = random_picture(random, 600);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        Heads ours(dtype, picture.heads, picture.dim, picture.patches);
+        Heads expected(dtype, picture.heads, picture.dim, picture.patches);
+        const auto got = attend(cpu.ops, picture, dtype, 300, ours);
+        const auto want = attend(oracle, picture, dtype, picture.patches, expected);
+        EXPECT_TRUE(close(got, want, dtype == DType::f32 ? 5e-5 : 5e-2));
     }
 }
 

@@ -178,9 +178,9 @@ void CpuPrimitives::patch_attention(const PatchAttention& op) {
         float totals[rows_at_once];
         for (std::size_t r = 0; r < rows; ++r)
             totals[r] = kernels_.exponentials(scores + r * stride, heads.patches);
-        kernels_.product_transposed_prefill(head_matrix(heads, heads.value, head), 0, heads.patches,
-                                            0, dim, {scores, stride, rows}, sums, dim,
-                                            products_.panel(thread));
+        // Not the prefill class's: its panel would be as long as the picture.
+        kernels_.product_transposed(head_matrix(heads, heads.value, head), 0, heads.patches, 0, dim,
+                                    {scores, stride, rows}, sums, dim, products_.panel(thread));
         for (std::size_t r = 0; r < rows; ++r) {
             float* const out = op.output.row(first + r) + head * dim;
             for (std::size_t i = 0; i < dim; ++i)
