@@ -1,7 +1,6 @@
 #include "core/dtype.h"
 
 #include <cmath>
-#include <limits>
 
 namespace percheron {
 
@@ -60,20 +59,6 @@ Float8E4M3::Float8E4M3(float value) {
     // units counts steps of this binade; 16 carries into the next one, which the sum below does.
     const int code = units < 8 ? units : (exponent + 7) * 8 + (units - 8);
     bits = sign | static_cast<std::uint8_t>(code);
-}
-
-Float8E4M3::operator float() const {
-    const int exponent = (bits >> 3) & 15;
-    const int mantissa = bits & 7;
-    float magnitude = 0;
-    if (exponent == 15 && mantissa == 7) {
-        magnitude = std::numeric_limits<float>::quiet_NaN();
-    } else if (exponent == 0) {
-        magnitude = std::ldexp(static_cast<float>(mantissa), -9);
-    } else {
-        magnitude = std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    }
-    return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace percheron

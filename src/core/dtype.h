@@ -97,7 +97,16 @@ struct Float8E4M3 {
         result.bits = bits;
         return result;
     }
-    explicit operator float() const;
+    constexpr explicit operator float() const {
+        const std::uint32_t sign = (bits & 0x80u) << 24;
+        const std::uint32_t magnitude = bits & 0x7fu;
+        if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
+        // Below 2^-6 a multiple of 2^-9, else exponent and mantissa moved into a float's fields.
+        const std::uint32_t small =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-9f);
+        const std::uint32_t normal = (magnitude << 20) + (120u << 23);
+        return std::bit_cast<float>(sign | (magnitude < 8 ? small : normal));
+    }
 };
 static_assert(sizeof(Float8E4M3) == 1);
 
