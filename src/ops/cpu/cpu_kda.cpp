@@ -65,6 +65,12 @@ struct HeadSlab {
         }
     }
 
+    void copy_rows(const float* from, std::size_t from_stride, float* to,
+                   std::size_t to_stride) const {
+        for (std::size_t i = 0; i < op.dim; ++i)
+            std::memcpy(to + i * to_stride, from + i * from_stride, columns * sizeof(float));
+    }
+
     void run_rows(std::size_t first, std::size_t count, float* state, std::size_t stride) const {
         if (count == 0) return;
         KdaStepHead step = common(state, stride);
@@ -108,11 +114,19 @@ struct HeadSlab {
             for (std::size_t i = 0; i < op.dim; ++i)
                 std::memset(state + i * op.dim, 0, columns * sizeof(float));
         fold(sequence, state);
-        run_rows(sequence.first_row, sequence.commit_rows, state, op.dim);
-        if (sequence.commit_rows == sequence.row_count) return;
         float* const copy = scratch + kda_scratch_floats(op.dim);
-        for (std::size_t i = 0; i < op.dim; ++i)
-            std::memcpy(copy + i * columns, state + i * op.dim, columns * sizeof(float));
+        // Rows of half a head's width meet only half of the first cache's sets and would push each
+        // other out: many tokens run on a copy without gaps.
+        constexpr std::size_t worth_a_copy = 4;
+        if (sequence.commit_rows >= worth_a_copy) {
+            copy_rows(state, op.dim, copy, columns);
+            run_rows(sequence.first_row, sequence.commit_rows, copy, columns);
+            copy_rows(copy, columns, state, op.dim);
+        } else {
+            run_rows(sequence.first_row, sequence.commit_rows, state, op.dim);
+        }
+        if (sequence.commit_rows == sequence.row_count) return;
+        copy_rows(state, op.dim, copy, columns);
         run_rows(sequence.first_row + sequence.commit_rows,
                  sequence.row_count - sequence.commit_rows, copy, columns);
         if (column == 0) keep(sequence);

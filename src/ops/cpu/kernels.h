@@ -153,7 +153,8 @@ struct MhcRow {
 
 // Value columns [0, columns) of one head's state over consecutive tokens of one sequence:
 //   S <- diag(e^g) S;  delta = beta (v - S^T k);  S <- S + k delta^T;  o = S^T q
-// Token t reads key + t * token_stride (dim values), query likewise, decay g likewise, value
+// Token t reads key + t * key_stride (dim values), query likewise (any dim values where no output
+// is wanted), decay g likewise, value
 // (columns values) and beta[t * beta_stride], and writes output + t * output_stride unless output
 // is null (a fold of kept rows).
 struct KdaStepHead {

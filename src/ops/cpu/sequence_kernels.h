@@ -12,7 +12,22 @@ namespace {
 //
 // so one pass over S gives a and (D S)^T q, and the update of token t is done on the way through
 // the pass of token t + 1 (`Pending`), or in a last pass of its own.  Both ways multiply by the
-// decay and add k delta^T with the same two operations.
+// decay and add k delta^T with the same two operations.  The products with D S read S itself: the
+// decay goes into k and q, once for all columns.
+template <class V>
+void kda_factors(const KdaStepHead& head, std::size_t token, float* decay, float* key,
+                 float* query) {
+    const float* const log = head.decay + token * head.decay_stride;
+    const float* const k = head.key + token * head.key_stride;
+    const float* const q = head.query + token * head.query_stride;
+    for_each_vector<V>(head.dim, [&](std::size_t i, auto load, auto store) {
+        const auto e = exponential<V>(load(log + i));
+        store(decay + i, e);
+        store(key + i, V::mul(e, load(k + i)));
+        store(query + i, V::mul(e, load(q + i)));
+    });
+}
+
 template <class V, int C>
 struct KdaSlab {
     using F = typename V::F;
@@ -23,9 +38,10 @@ struct KdaSlab {
 
     float* row(std::size_t i) const { return head.state + i * head.state_stride + column; }
 
-    // factors: e^g of the token, then of the one before
+    // e^g of the token before, and e^g k and e^g q of this one.
     template <bool Pending, bool Output>
-    void pass(std::size_t token, const float* decay, const float* last_decay) {
+    void pass(std::size_t token, const float* last_decay, const float* decayed_key,
+              const float* decayed_query) {
         const float* const key = head.key + token * head.key_stride;
         const float* const query = Output ? head.query + token * head.query_stride : nullptr;
         const float* const last_key = Pending ? key - head.key_stride : nullptr;
@@ -34,9 +50,8 @@ struct KdaSlab {
             read[c] = out[c] = V::zero();
         for (std::size_t i = 0; i < head.dim; ++i) {
             float* const from = row(i);
-            const F e = V::set1(decay[i]);
-            const F k = V::set1(key[i]);
-            const F q = Output ? V::set1(query[i]) : V::zero();
+            const F k = V::set1(decayed_key[i]);
+            const F q = Output ? V::set1(decayed_query[i]) : V::zero();
             // The first pass meets the state in memory, half a row at a time: no pattern that the
             // processor follows by itself.
             if constexpr (!Pending)
@@ -51,7 +66,6 @@ struct KdaSlab {
                     s = V::fma(V::set1(last_key[i]), delta[c], V::mul(V::set1(last_decay[i]), s));
                     V::store(at, s);
                 }
-                s = V::mul(e, s);
                 read[c] = V::fma(k, s, read[c]);
                 if constexpr (Output) out[c] = V::fma(q, s, out[c]);
             }
@@ -89,20 +103,19 @@ struct KdaSlab {
     }
 
     void run() {
-        float* factors[2] = {head.scratch, head.scratch + head.dim};
+        float* const factors[2] = {head.scratch, head.scratch + head.dim};
+        float* const key = head.scratch + 2 * head.dim;
+        float* const query = head.scratch + 3 * head.dim;
         for (std::size_t token = 0; token < head.tokens; ++token) {
             float* const decay = factors[token % 2];
             const float* const last = factors[(token + 1) % 2];
-            const float* const log = head.decay + token * head.decay_stride;
-            for_each_vector<V>(head.dim, [&](std::size_t i, auto load, auto store) {
-                store(decay + i, exponential<V>(load(log + i)));
-            });
+            kda_factors<V>(head, token, decay, key, query);
             if (token == 0)
-                head.output != nullptr ? pass<false, true>(token, decay, last)
-                                       : pass<false, false>(token, decay, last);
+                head.output != nullptr ? pass<false, true>(token, last, key, query)
+                                       : pass<false, false>(token, last, key, query);
             else
-                head.output != nullptr ? pass<true, true>(token, decay, last)
-                                       : pass<true, false>(token, decay, last);
+                head.output != nullptr ? pass<true, true>(token, last, key, query)
+                                       : pass<true, false>(token, last, key, query);
         }
         if (head.tokens != 0) finish(head.tokens - 1, factors[(head.tokens - 1) % 2]);
     }
@@ -114,19 +127,17 @@ void kda_ragged_columns(const KdaStepHead& head, std::size_t column) {
     using F = typename V::F;
     const std::size_t count = head.columns - column;
     float* const decay = head.scratch;
+    float* const decayed_key = head.scratch + 2 * head.dim;
+    float* const decayed_query = head.scratch + 3 * head.dim;
     for (std::size_t token = 0; token < head.tokens; ++token) {
-        const float* const log = head.decay + token * head.decay_stride;
-        for_each_vector<V>(head.dim, [&](std::size_t i, auto load, auto store) {
-            store(decay + i, exponential<V>(load(log + i)));
-        });
+        kda_factors<V>(head, token, decay, decayed_key, decayed_query);
         const float* const key = head.key + token * head.key_stride;
         const float* const query = head.query + token * head.query_stride;
         F read = V::zero(), out = V::zero();
         for (std::size_t i = 0; i < head.dim; ++i) {
-            const F s = V::mul(V::set1(decay[i]),
-                               load_first<V>(head.state + i * head.state_stride + column, count));
-            read = V::fma(V::set1(key[i]), s, read);
-            if (head.output != nullptr) out = V::fma(V::set1(query[i]), s, out);
+            const F s = load_first<V>(head.state + i * head.state_stride + column, count);
+            read = V::fma(V::set1(decayed_key[i]), s, read);
+            if (head.output != nullptr) out = V::fma(V::set1(decayed_query[i]), s, out);
         }
         const F value = load_first<V>(head.value + token * head.value_stride + column, count);
         const F delta = V::mul(V::set1(head.beta[token * head.beta_stride]), V::sub(value, read));
