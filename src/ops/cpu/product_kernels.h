@@ -153,6 +153,36 @@ constexpr int tile_outputs(int rows) {
     return V::registers >= 32 ? many[rows] : few[rows];
 }
 
+// to[0..N) = the sums of N vectors, as many at once as the vector type adds up together: that takes
+// a third of the shuffles of one after the other.
+template <class V, int N>
+void store_sums(float* to, const typename V::F* sums) {
+    using F = typename V::F;
+    if constexpr (V::lanes >= 16 && N > 12) {
+        if constexpr (N >= 16) {
+            V::store_sums16(to, sums);
+            if constexpr (N > 16) store_sums<V, N - 16>(to + 16, sums + 16);
+        } else {
+            F padded[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; ++i)
+                padded[i] = i < N ? sums[i] : V::zero();
+            float all[16];
+            V::store_sums16(all, padded);
+            std::memcpy(to, all, N * sizeof(float));
+        }
+    } else if constexpr (V::lanes >= 8 && N >= 8) {
+        V::store_sums8(to, sums);
+        if constexpr (N > 8) store_sums<V, N - 8>(to + 8, sums + 8);
+    } else if constexpr (N >= 4) {
+        V::store_sums4(to, sums);
+        if constexpr (N > 4) store_sums<V, N - 4>(to + 4, sums + 4);
+    } else {
+        for (int i = 0; i < N; ++i)
+            to[i] = V::sum(sums[i]);
+    }
+}
+
 template <class V, template <class, int> class Tile, int W, int R>
 void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t last, const float* x,
                   std::size_t stride, float* out, std::size_t out_stride) {
@@ -163,38 +193,41 @@ void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t las
 #pragma GCC unroll 8
         for (int w = 0; w < W; ++w)
             tile.open(weight, w, n + w < last ? n + w : last - 1);
-        F sums[W][R];
+        F sums[R][W];
 #pragma GCC unroll 8
-        for (int w = 0; w < W; ++w)
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                sums[w][r] = V::zero();
+            for (int w = 0; w < W; ++w)
+                sums[r][w] = V::zero();
         tile.run(weight.k, [&sums, x, stride](int w, std::size_t i, F value) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
-                sums[w][r] = V::fma(value, V::load(x + static_cast<std::size_t>(r) * stride + i),
-                                    sums[w][r]);
+                sums[r][w] = V::fma(value, V::load(x + static_cast<std::size_t>(r) * stride + i),
+                                    sums[r][w]);
         });
         if constexpr (W % 4 == 0) {
             if (n + W <= last) {
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-                    for (int w = 0; w < W; w += 4)
-                        V::store_sums4(
-                            out + static_cast<std::size_t>(r) * out_stride + (n + w - first),
-                            sums[w][r], sums[w + 1][r], sums[w + 2][r], sums[w + 3][r]);
+                    store_sums<V, W>(out + static_cast<std::size_t>(r) * out_stride + (n - first),
+                                     sums[r]);
                 continue;
             }
         }
+        float totals[R * W];
+        store_sums<V, R * W>(totals, sums[0]);
+        float* const to = out + (n - first);
+        if (n + W <= last) {
 #pragma GCC unroll 8
-        for (int w = 0; w < W; ++w) {
-            if (n + w >= last) break;
+            for (std::size_t r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                out[static_cast<std::size_t>(r) * out_stride + (n + w - first)] =
-                    V::sum(sums[w][r]);
+                for (std::size_t w = 0; w < W; ++w)
+                    to[r * out_stride + w] = totals[r * W + w];
+            continue;
         }
+        for (std::size_t r = 0; r < R; ++r)
+            for (std::size_t w = 0; w < last - n; ++w)
+                to[r * out_stride + w] = totals[r * W + w];
     }
 }
 
@@ -398,11 +431,10 @@ void pack_row(PackedLayout layout, bool round, const float* in, std::size_t k, f
 
 // ---- the transposed product: y = W^T x for a block of rows of W, the sum running over them.
 
-template <class V, int R, class Load>
+template <class V, int C, int R, class Load>
 void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row, std::size_t column,
                         std::size_t columns, Load&& load, float* out, std::size_t out_stride) {
     using F = typename V::F;
-    constexpr int C = 4;
     F sums[C][R];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c)
@@ -440,20 +472,28 @@ void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row,
 template <class V, class LoadAt>
 void transposed_walk(std::size_t count, std::size_t columns, const PackedRows& x, float* out,
                      std::size_t out_stride, LoadAt&& load_at) {
-    constexpr std::size_t block = 4 * V::lanes;
-    for (std::size_t column = 0; column < columns; column += block) {
-        const std::size_t here = columns - column < block ? columns - column : block;
-        const auto load = [&](std::size_t i, int c) {
-            const std::size_t at = column + static_cast<std::size_t>(c) * V::lanes;
-            return at < columns ? load_at(i, at, columns - at < V::lanes ? columns - at : V::lanes)
-                                : V::zero();
-        };
-        std::size_t row = 0;
-        for (; row + 4 <= x.rows; row += 4)
-            transposed_columns<V, 4>(count, x, row, column, here, load, out, out_stride);
-        for (; row < x.rows; ++row)
-            transposed_columns<V, 1>(count, x, row, column, here, load, out, out_stride);
-    }
+    const auto rows = [&]<int C, int R>(std::size_t row) {
+        constexpr std::size_t block = C * V::lanes;
+        for (std::size_t column = 0; column < columns; column += block) {
+            const std::size_t here = columns - column < block ? columns - column : block;
+            const auto load = [&](std::size_t i, int c) {
+                const std::size_t at = column + static_cast<std::size_t>(c) * V::lanes;
+                return at < columns
+                           ? load_at(i, at, columns - at < V::lanes ? columns - at : V::lanes)
+                           : V::zero();
+            };
+            transposed_columns<V, C, R>(count, x, row, column, here, load, out, out_stride);
+        }
+    };
+    // A weight is dequantised once for all the rows of a tile.
+    std::size_t row = 0;
+    if constexpr (V::registers >= 32)
+        for (; row + 8 <= x.rows; row += 8)
+            rows.template operator()<2, 8>(row);
+    for (; row + 4 <= x.rows; row += 4)
+        rows.template operator()<2, 4>(row);
+    for (; row < x.rows; ++row)
+        rows.template operator()<4, 1>(row);
 }
 
 // Columns inside one block of 128: the scales go into the inputs, as in product_fp8.

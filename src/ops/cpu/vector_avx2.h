@@ -38,20 +38,19 @@ struct Avx2 {
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
-    // to[0..4) = the sums of four vectors, each in the order of sum().
-    static void store_sums4(float* to, F a, F b, F c, F d) {
-        const F ab =
-            _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-        const F cd =
-            _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
-        // [a0+2 a1+3 c0+2 c1+3 | b.. d..]
-        const F two =
-            _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    // to[0..N) = the sums of N vectors, each in the order of sum().
+    static void store_sums4(float* to, const F* v) {
+        const F two = fold2(fold4(v[0], v[1]), fold4(v[2], v[3]));
         const F one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
         const __m128 low = _mm256_castps256_ps128(one), high = _mm256_extractf128_ps(one, 1);
         // low: a . c .   high: b . d .
-        const __m128 ab_cd = _mm_unpacklo_ps(_mm_permute_ps(low, 0x08), _mm_permute_ps(high, 0x08));
-        _mm_storeu_ps(to, ab_cd);
+        _mm_storeu_ps(to, _mm_unpacklo_ps(_mm_permute_ps(low, 0x08), _mm_permute_ps(high, 0x08)));
+    }
+    static void store_sums8(float* to, const F* v) {
+        const F low = fold2(fold4(v[0], v[4]), fold4(v[1], v[5]));
+        const F high = fold2(fold4(v[2], v[6]), fold4(v[3], v[7]));
+        store(to, _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88),
+                                _mm256_shuffle_ps(low, high, 0xdd)));
     }
     static float largest(F a) {
         const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -141,6 +140,17 @@ struct Avx2 {
         out[1] = _mm256_permutevar8x32_ps(join(ab_low, cd_low, true), order);
         out[2] = _mm256_permutevar8x32_ps(join(ab_high, cd_high, false), order);
         out[3] = _mm256_permutevar8x32_ps(join(ab_high, cd_high, true), order);
+    }
+
+  private:
+    // Four sums left of a in the lower half, of b in the upper.
+    static F fold4(F a, F b) {
+        return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20),
+                             _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    // Two sums left of every four, those of b behind those of a in each half.
+    static F fold2(F a, F b) {
+        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
     }
 };
 

@@ -37,18 +37,24 @@ struct Avx512 {
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
-    // to[0..4) = the sums of four vectors, each in the order of sum().
-    static void store_sums4(float* to, F a, F b, F c, F d) {
-        const F ab =
-            _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-        const F cd =
-            _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-        const F four =
-            _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-        const F two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+    // to[0..N) = the sums of N vectors, each in the order of sum().
+    static void store_sums4(float* to, const F* v) {
+        const F two = fold2(fold4(v, 1));
         const F one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
         const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
         _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+    }
+    static void store_sums8(float* to, const F* v) {
+        const F two = fold2(fold4(v, 2), fold4(v + 1, 2));
+        const F one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+        const __m512i firsts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+        _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_permutexvar_ps(firsts, one)));
+    }
+    static void store_sums16(float* to, const F* v) {
+        const F even = fold2(fold4(v, 4), fold4(v + 1, 4));
+        const F odd = fold2(fold4(v + 2, 4), fold4(v + 3, 4));
+        store(to, _mm512_add_ps(_mm512_shuffle_ps(even, odd, 0x88),
+                                _mm512_shuffle_ps(even, odd, 0xdd)));
     }
     static float largest(F a) { return _mm512_reduce_max_ps(a); }
 
@@ -155,6 +161,27 @@ struct Avx512 {
         out[1] = _mm512_permutexvar_ps(order, join_high(ab_low, cd_low));
         out[2] = _mm512_permutexvar_ps(order, join_low(ab_high, cd_high));
         out[3] = _mm512_permutexvar_ps(order, join_high(ab_high, cd_high));
+    }
+
+  private:
+    // 128-bit part j: four sums left of v[j * step].
+    static F fold4(const F* v, int step) {
+        const F a = v[0], b = v[step], c = v[2 * step], d = v[3 * step];
+        const F ab =
+            _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const F cd =
+            _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+        return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                             _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    }
+    // Two sums left of every four, those of b behind those of a in each 128-bit part.
+    static F fold2(F a, F b) {
+        const __m512d p = _mm512_castps_pd(a), q = _mm512_castps_pd(b);
+        return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    }
+    static F fold2(F four) {
+        return _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
     }
 };
 

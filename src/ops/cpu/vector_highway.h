@@ -48,11 +48,9 @@ struct Highway {
         return (lane[0] + lane[2]) + (lane[1] + lane[3]);
     }
     // to[0..4) = the sums of four vectors, each in the order of sum().
-    static void store_sums4(float* to, F a, F b, F c, F d) {
-        to[0] = sum(a);
-        to[1] = sum(b);
-        to[2] = sum(c);
-        to[3] = sum(d);
+    static void store_sums4(float* to, const F* v) {
+        for (int i = 0; i < 4; ++i)
+            to[i] = sum(v[i]);
     }
     static float largest(F a) {
         return hwy::HWY_NAMESPACE::GetLane(hwy::HWY_NAMESPACE::MaxOfLanes(Tag(), a));
