@@ -239,32 +239,64 @@ void mhc_gates(const MhcRow& row) {
         balance(row.comb, S, row.iterations, row.eps);
 }
 
-template <class V>
-void mhc_update(const float* y, const float* post, const float* comb, std::size_t streams,
-                std::size_t n, float* state) {
+// Gates are spread over vectors once; the loops over four streams unroll.
+template <class V, std::size_t S>
+void mhc_update_of(const float* y, const float* post, const float* comb, std::size_t n,
+                   float* state) {
     using F = typename V::F;
+    F in_gate[S], mix[S][S];
+    for (std::size_t j = 0; j < S; ++j) {
+        in_gate[j] = V::set1(post[j]);
+        for (std::size_t a = 0; a < S; ++a)
+            mix[a][j] = V::set1(comb[a * S + j]);
+    }
     for_each_vector<V>(n, [&](std::size_t i, auto load, auto store) {
-        F before[most_streams];
-        for (std::size_t a = 0; a < streams; ++a)
+        F before[S];
+#pragma GCC unroll 8
+        for (std::size_t a = 0; a < S; ++a)
             before[a] = load(state + a * n + i);
         const F in = load(y + i);
-        for (std::size_t j = 0; j < streams; ++j) {
-            F sum = V::mul(V::set1(post[j]), in);
-            for (std::size_t a = 0; a < streams; ++a)
-                sum = V::fma(V::set1(comb[a * streams + j]), before[a], sum);
+#pragma GCC unroll 8
+        for (std::size_t j = 0; j < S; ++j) {
+            F sum = V::mul(in_gate[j], in);
+#pragma GCC unroll 8
+            for (std::size_t a = 0; a < S; ++a)
+                sum = V::fma(mix[a][j], before[a], sum);
             store(state + j * n + i, sum);
         }
     });
 }
 
-template <class V>
-void mhc_mix(const float* state, const float* pre, std::size_t streams, std::size_t n, float* out) {
+template <class V, std::size_t S>
+void mhc_mix_of(const float* state, const float* pre, std::size_t n, float* out) {
+    typename V::F gate[S];
+    for (std::size_t a = 0; a < S; ++a)
+        gate[a] = V::set1(pre[a]);
     for_each_vector<V>(n, [&](std::size_t i, auto load, auto store) {
-        auto sum = V::mul(V::set1(pre[0]), load(state + i));
-        for (std::size_t a = 1; a < streams; ++a)
-            sum = V::fma(V::set1(pre[a]), load(state + a * n + i), sum);
+        auto sum = V::mul(gate[0], load(state + i));
+#pragma GCC unroll 8
+        for (std::size_t a = 1; a < S; ++a)
+            sum = V::fma(gate[a], load(state + a * n + i), sum);
         store(out + i, sum);
     });
+}
+
+// body<S>() for a number of streams in [1, most_streams].
+template <std::size_t S = most_streams, class Body>
+void with_streams(std::size_t streams, Body&& body) {
+    if (streams == S) return body.template operator()<S>();
+    if constexpr (S > 1) with_streams<S - 1>(streams, body);
+}
+
+template <class V>
+void mhc_update(const float* y, const float* post, const float* comb, std::size_t streams,
+                std::size_t n, float* state) {
+    with_streams(streams, [&]<std::size_t S>() { mhc_update_of<V, S>(y, post, comb, n, state); });
+}
+
+template <class V>
+void mhc_mix(const float* state, const float* pre, std::size_t streams, std::size_t n, float* out) {
+    with_streams(streams, [&]<std::size_t S>() { mhc_mix_of<V, S>(state, pre, n, out); });
 }
 
 }  // namespace
