@@ -304,7 +304,7 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
             // Taking the next place moves the expert's first row; it is moved back below.
             const std::uint32_t place = s.first_row[s.experts.row(row)[j]]++;
             s.place.row(row)[j] = place;
-            std::copy_n(input.row(row), shape_.hidden, s.input.row(place));
+            s.source[place] = static_cast<std::uint32_t>(row);
         }
     }
     for (std::size_t expert = shape_.experts; expert > 0; --expert) {
@@ -321,10 +321,13 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
         }
     };
     each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
-        const Rows<const float> own = s.input.slice(first, count);
-        expert_products_.push_back(
-            product(batch, expert.gate, own, s.routed.gate.slice(first, count)));
-        expert_products_.push_back(product(batch, expert.up, own, s.routed.up.slice(first, count)));
+        const auto add = [&](const WeightMatrix& weight, Rows<float> out) {
+            Linear op{weight, input, out.slice(first, count), arithmetic_, batch.numeric_class};
+            op.rows = s.source.subspan(first, count);
+            expert_products_.push_back(op);
+        };
+        add(expert.gate, s.routed.gate);
+        add(expert.up, s.routed.up);
     });
     expert_products_.push_back(product(batch, weights.shared.gate, input, s.shared.gate));
     expert_products_.push_back(product(batch, weights.shared.up, input, s.shared.up));

@@ -50,7 +50,7 @@ struct ExpertsScratch {
     Rows<float> weights;                 // [R, chosen]
     Rows<std::uint32_t> place;           // row of (r, j) among the rows sorted by expert
     std::span<std::uint32_t> first_row;  // [E + 1]
-    Rows<float> input;                   // [R * chosen, D] sorted by expert
+    std::span<std::uint32_t> source;     // [R * chosen] the row of each, sorted by expert
     FeedForwardScratch routed;           // [R * chosen, I]
     Rows<float> output;                  // [R * chosen, D]
     FeedForwardScratch shared;           // [R, I]

@@ -139,6 +139,37 @@ TEST_P(Products, ASetIsItsMembers) {
         EXPECT_TRUE(bits_equal(together[i], alone[i])) << i;
 }
 
+TEST_P(Products, OfChosenRowsAreThoseOfTheirCopies) {
+    Random random(15);
+    CpuOps cpu(GetParam());
+    reference::ReferencePrimitives oracle;
+    for (const WeightFormat format : formats) {
+        for (const NumericClass numeric_class : classes) {
+            for (const std::size_t count : {1, 3, 40, 700}) {
+                const std::size_t k = storable_width(format, random.between(100, 400));
+                const StoredMatrix weight = random_matrix(random, format, 40, k);
+                std::vector<float> x = random.floats(9 * k), copies;
+                std::vector<std::uint32_t> chosen;
+                for (std::size_t i = 0; i < count; ++i) {
+                    chosen.push_back(static_cast<std::uint32_t>(random.between(0, 8)));
+                    copies.insert(copies.end(), x.begin() + chosen.back() * k,
+                                  x.begin() + (chosen.back() + 1) * k);
+                }
+                std::vector<float> y(count * 40), expected(count * 40);
+                Linear op{weight.view, rows_of(x, k), rows_of(y, 40), Arithmetic::standard,
+                          numeric_class};
+                op.rows = chosen;
+                cpu.ops.linear(std::span(&op, 1));
+                ASSERT_TRUE(bits_equal(
+                    y, product(cpu, weight.view, copies, Arithmetic::standard, numeric_class)));
+                op.output = rows_of(expected, 40);
+                oracle.linear(std::span(&op, 1));
+                expect_close(weight.view, copies, y, expected);
+            }
+        }
+    }
+}
+
 TEST_P(Products, WriteOnlyTheirColumnsOfAWiderMatrix) {
     Random random(14);
     CpuOps cpu(GetParam());

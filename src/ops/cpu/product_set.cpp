@@ -27,6 +27,7 @@ std::size_t work_of_output(const Product& product) {
 void ProductSet::start() {
     products_.clear();
     packings_.clear();
+    gatherings_.clear();
     packed_.restart();
 }
 
@@ -66,6 +67,38 @@ PackedRows ProductSet::pack(Rows<const float> rows, PackedLayout layout, bool ro
     return packed;
 }
 
+PackedRows ProductSet::pack_chosen(Rows<const float> rows, std::span<const std::uint32_t> chosen,
+                                   PackedLayout layout, bool round) {
+    const PackedRows all = pack(rows, layout, round);
+    for (const Gathering& known : gatherings_)
+        if (known.chosen.data() == chosen.data() && known.from.data == all.data) return known.to;
+    const std::size_t width = packed_width(rows.columns);
+    const PackedRows packed{packed_.take(chosen.size() * width), width, chosen.size()};
+    gatherings_.push_back({all, chosen, packed});
+    return packed;
+}
+
+void ProductSet::gather() {
+    std::size_t floats = 0;
+    for (const Gathering& gathering : gatherings_)
+        floats += gathering.to.rows * gathering.to.stride;
+    const auto copy = [this](std::size_t index, std::size_t) {
+        const Gathering& gathering = gatherings_[index];
+        // The set's own memory, handed out by pack_chosen().
+        auto* to = const_cast<float*>(gathering.to.data);
+        for (const std::uint32_t row : gathering.chosen) {
+            std::copy_n(gathering.from.data + row * gathering.from.stride, gathering.to.stride, to);
+            to += gathering.to.stride;
+        }
+    };
+    constexpr std::size_t worth_splitting = 65'536;
+    if (floats < worth_splitting)
+        for (std::size_t i = 0; i < gatherings_.size(); ++i)
+            copy(i, 0);
+    else
+        pool_.parallel_for(gatherings_.size(), copy);
+}
+
 const float* ProductSet::pack_heads(Rows<const float> rows, std::size_t heads, std::size_t width,
                                     bool round) {
     const std::size_t padded = packed_width(width);
@@ -99,6 +132,7 @@ void ProductSet::run() {
         widest = std::max(widest, product.weight.k);
     }
     reserve_panels(widest);
+    gather();
 
     const auto compute = [this](const Product& product, std::size_t first, std::size_t last,
                                 std::size_t thread) {
@@ -135,9 +169,11 @@ void ProductSet::run(std::span<const Linear> ops) {
     start();
     for (const Linear& op : ops) {
         assert(op.input.columns == op.weight.k && op.output.columns == op.weight.n);
-        if (op.input.rows == 0 || op.weight.n == 0) continue;
-        const PackedRows input = pack(op.input, layout_for(op.weight.format, op.numeric_class),
-                                      op.arithmetic == Arithmetic::standard);
+        if (op.row_count() == 0 || op.weight.n == 0) continue;
+        const PackedLayout layout = layout_for(op.weight.format, op.numeric_class);
+        const bool round = op.arithmetic == Arithmetic::standard;
+        const PackedRows input = op.rows.empty() ? pack(op.input, layout, round)
+                                                 : pack_chosen(op.input, op.rows, layout, round);
         add({op.weight, 0, op.weight.n, input, op.output.data, op.output.stride, op.numeric_class});
     }
     run();

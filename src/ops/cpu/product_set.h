@@ -42,6 +42,9 @@ class ProductSet {
     void start();
     // Packs rows for weights of `layout`; the same rows in the same layout are packed once.
     PackedRows pack(Rows<const float> rows, PackedLayout layout, bool round);
+    // The rows of `rows` that `chosen` names, packed; run() puts them in place.
+    PackedRows pack_chosen(Rows<const float> rows, std::span<const std::uint32_t> chosen,
+                           PackedLayout layout, bool round);
     // Packs each of `heads` column slices of `width` by itself: row r, head h lies at
     // data + (r * heads + h) * packed_width(width).
     const float* pack_heads(Rows<const float> rows, std::size_t heads, std::size_t width,
@@ -56,6 +59,7 @@ class ProductSet {
         reserve_panels(k);
         products_.reserve(products);
         packings_.reserve(products);
+        gatherings_.reserve(products);
         pieces_.reserve(8 * products + 1024);
     }
     // Panel scratch of a thread, for inputs of width k.
@@ -63,11 +67,18 @@ class ProductSet {
     float* panel(std::size_t thread) { return panels_.data() + thread * panel_stride_; }
 
   private:
+    void gather();
+
     struct Packing {
         Rows<const float> source;
         PackedLayout layout;
         bool round;
         PackedRows packed;
+    };
+    struct Gathering {
+        PackedRows from;
+        std::span<const std::uint32_t> chosen;
+        PackedRows to;
     };
     struct Piece {
         std::uint32_t product;
@@ -78,6 +89,7 @@ class ProductSet {
     ThreadPool& pool_;
     std::vector<Product> products_;
     std::vector<Packing> packings_;
+    std::vector<Gathering> gatherings_;
     std::vector<Piece> pieces_;
     GrowingBlocks packed_;
     WorkingMemory panels_;

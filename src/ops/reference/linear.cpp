@@ -10,16 +10,18 @@ void ReferencePrimitives::linear(std::span<const Linear> ops) {
     std::vector<float> inputs;
     for (const Linear& op : ops) {
         const std::size_t k = op.weight.k;
-        inputs.resize(op.input.rows * k);
-        for (std::size_t row = 0; row < op.input.rows; ++row) {
+        const std::size_t rows = op.row_count();
+        inputs.resize(rows * k);
+        for (std::size_t row = 0; row < rows; ++row) {
+            const float* const from = op.input.row(op.rows.empty() ? row : op.rows[row]);
             for (std::size_t i = 0; i < k; ++i) {
-                inputs[row * k + i] = product_input(op.input.row(row)[i], op.arithmetic);
+                inputs[row * k + i] = product_input(from[i], op.arithmetic);
             }
         }
         weight_row.resize(k);
         for (std::size_t n = 0; n < op.weight.n; ++n) {
             dequantise_row(op.weight, n, weight_row.data());
-            for (std::size_t row = 0; row < op.input.rows; ++row) {
+            for (std::size_t row = 0; row < rows; ++row) {
                 const float* const x = inputs.data() + row * k;
                 double sum = 0;
                 for (std::size_t i = 0; i < k; ++i) {
