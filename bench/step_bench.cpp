@@ -93,9 +93,9 @@ class TimedBackend final : public ops::Backend {
         Bytes bytes, std::string_view purpose) override {
         return inner_.allocate_host_readable(bytes, purpose);
     }
-    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored,
-                                    std::string_view name) override {
-        return inner_.place(stored, name);
+    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored, std::string_view name,
+                                    ops::WeightUse use) override {
+        return inner_.place(stored, name, use);
     }
     Result<const float*> place(std::span<const float> vector, std::string_view name) override {
         return inner_.place(vector, name);
