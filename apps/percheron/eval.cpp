@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "text/chat_prompt.h"
+#include "tools/drawn_tasks.h"
 #include "tools/eval_tasks.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
@@ -23,6 +24,8 @@ struct EvalArguments {
     std::string model;
     std::string against;
     std::string items;
+    std::size_t drawn = 0;  // items of each vision task
+    std::uint64_t drawn_seed = 1;
     std::string record;          // where outcomes are kept; empty: nowhere
     std::string against_record;  // the same for `against`
     std::vector<std::string> tasks;
@@ -117,7 +120,17 @@ std::vector<Row> with_total(std::vector<tools::TaskItem> items, const Function& 
 }
 
 Result<int> run(const EvalArguments& arguments) {
-    PERCHERON_ASSIGN(auto items, tools::read_task_items(arguments.items));
+    std::vector<tools::TaskItem> items;
+    if (!arguments.items.empty()) {
+        PERCHERON_ASSIGN(items, tools::read_task_items(arguments.items));
+    }
+    for (auto& item : tools::draw_task_items(arguments.drawn, arguments.drawn_seed)) {
+        items.push_back(std::move(item));
+    }
+    if (items.empty()) {
+        return Error(ErrorCode::invalid_argument,
+                     "there is nothing to ask: give --items FILE, --drawn N or both");
+    }
     PERCHERON_ASSIGN(items,
                      tools::choose_task_items(std::move(items), arguments.tasks, arguments.limit));
     items = tools::part_of_items(std::move(items), arguments.part);
@@ -176,8 +189,13 @@ void add_eval(CLI::App& app, int& exit_code) {
         app.add_subcommand("eval", "Accuracy on fixed tasks, alone or against another model");
     auto arguments = std::make_shared<EvalArguments>();
     command->add_option("model", arguments->model, "Model folder (default: the embedded nano)");
-    command->add_option("--items", arguments->items, "JSON lines of items, plain or zstd")
-        ->required();
+    command->add_option("--items", arguments->items, "JSON lines of items, plain or zstd");
+    command
+        ->add_option("--drawn", arguments->drawn,
+                     "Draw this many items of each vision task (colour, count, position, shape)")
+        ->check(CLI::Range(0, 1 << 20));
+    command->add_option("--drawn-seed", arguments->drawn_seed, "Seed of the drawn items")
+        ->capture_default_str();
     command->add_option("--against", arguments->against,
                         "Second model folder: prints the paired difference MODEL - AGAINST");
     command->add_option("--task", arguments->tasks, "Only this task (repeatable)");
@@ -209,6 +227,7 @@ void add_eval(CLI::App& app, int& exit_code) {
     command->add_flag("--json", arguments->json, "Print JSON");
     command->footer(
         "Example: percheron eval --items bench/nano_tasks/items.jsonl.zst --limit 50\n"
+        "         percheron eval --drawn 200 --task \"vision count\"\n"
         "Greedy decoding; a reply counts when its text after the reasoning is the wanted one.\n"
         "A long run that was stopped goes on with the same --record; parts run on several "
         "machines\n"

@@ -13,6 +13,8 @@
 
 #include <zstd.h>
 
+#include "tools/drawn_pictures.h"
+
 namespace percheron::tools {
 namespace {
 
@@ -250,7 +252,9 @@ Status run_tasks(Engine& engine, const ChatFormat& format, std::span<const TaskI
         PERCHERON_ASSIGN(ChatPrompt prompt,
                          format.render(items[index].messages, items[index].tools, chat));
         GenerationRequest request;
-        request.prompt = std::move(prompt.ids);
+        PERCHERON_ASSIGN(const std::vector<PromptImage> images,
+                         drawn_images(items[index].messages));
+        place_images(images, prompt, request);
         request.sampling.temperature = 0;
         request.max_tokens = options.max_tokens;
         PERCHERON_ASSIGN(const RequestId id, engine.submit(std::move(request), collector));

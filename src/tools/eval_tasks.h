@@ -34,7 +34,7 @@ struct TaskItem {
 };
 
 // One JSON object a line, plain or zstd-compressed: task, messages, tools, reasoning_effort, check,
-// want.  Errors name file and line.
+// want.  Images are described, not carried (drawn_pictures.h).  Errors name file and line.
 Result<std::vector<TaskItem>> read_task_items(const std::filesystem::path& file);
 
 // The first `limit` items of every task; with `tasks` given, of those only.
