@@ -19,6 +19,7 @@ using checkpoint::Inventory;
 struct Arguments {
     std::string model;
     bool json = false;
+    bool values = false;
 };
 
 void print_json(const Inventory& inventory) {
@@ -89,7 +90,7 @@ int run(const Arguments& arguments) {
         std::fprintf(stderr, "percheron inspect: %s\n", folder.error().message().c_str());
         return 1;
     }
-    const auto account = tools::inspect_model(*folder);
+    const auto account = tools::inspect_model(*folder, arguments.values);
     if (!account.ok()) {
         std::fprintf(stderr, "percheron inspect: %s\n", account.error().message().c_str());
         return 1;
@@ -113,9 +114,11 @@ void add_inspect(CLI::App& app, int& exit_code) {
     CLI::App* command = app.add_subcommand(
         "inspect", "Formats and sizes of a checkpoint, what is missing, and whether it will run");
     command->footer(
-        "Reads headers only.  Exits with 0 when the account could be given, whether or not the\n"
+        "Reads headers only, unless --values is given.  Exits with 0 when the account could be "
+        "given, whether or not the\n"
         "checkpoint runs.\n\nExample: percheron inspect models/nano --json");
     command->add_option("MODEL", arguments->model, "Model folder (default: the embedded model)");
+    command->add_flag("--values", arguments->values, "Also look for NaN among all FP8 codes");
     command->add_flag("--json", arguments->json, "The account as JSON");
     command->callback([arguments, &exit_code] { exit_code = run(*arguments); });
 }

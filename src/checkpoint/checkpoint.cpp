@@ -50,9 +50,10 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const fs::path& folder) {
                                               " more; `percheron inspect` lists them)");
 }
 
-Inventory Checkpoint::inspect(const fs::path& folder) {
+Inventory Checkpoint::inspect(const fs::path& folder, Reading reading) {
     Checkpoint checkpoint(folder);
     checkpoint.examine();
+    if (reading == Reading::values) checkpoint.examine_values();
     return std::move(checkpoint.inventory_);
 }
 
@@ -80,6 +81,16 @@ void Checkpoint::examine() {
     examine_tensors(shards_, config_, *claim, inventory_);
 }
 
+void Checkpoint::examine_values() {
+    for (const SafetensorsFile& file : shards_.files()) {
+        for (const StoredTensor& tensor : file.tensors()) {
+            if (tensor.dtype != DType::f8_e4m3) continue;
+            const Status codes = check_codes({&tensor, &file});
+            if (!codes.ok()) inventory_.problems.push_back(codes.error());
+        }
+    }
+}
+
 Bytes Checkpoint::mapped_bytes() const {
     Bytes total = 0;
     for (const Inventory::File& file : inventory_.files) {
@@ -102,6 +113,9 @@ Result<ops::WeightMatrix> Checkpoint::matrix(std::string_view stem, std::size_t 
         }
     }
     PERCHERON_ASSIGN(const WeightParts parts, find_weight(shards_, stem, shape));
+    for (const TensorPlace& place : {parts.data, parts.scales}) {
+        if (place && place.tensor->dtype == DType::f8_e4m3) PERCHERON_TRY(check_codes(place));
+    }
     ops::WeightMatrix matrix;
     matrix.format = parts.format;
     matrix.n = n;

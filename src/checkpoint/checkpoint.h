@@ -26,8 +26,13 @@ class Checkpoint final : public model::WeightSource {
     // Errors: the first problem of the inventory, and how many more there are.
     static Result<std::unique_ptr<Checkpoint>> open(const std::filesystem::path& folder);
 
+    enum class Reading {
+        headers,
+        values,  // also every FP8 code, for NaN
+    };
     // The same examination without refusing anything.
-    static Inventory inspect(const std::filesystem::path& folder);
+    static Inventory inspect(const std::filesystem::path& folder,
+                             Reading reading = Reading::headers);
 
     const std::filesystem::path& folder() const { return folder_; }
     const model::ModelConfig& config() const { return config_; }
@@ -39,13 +44,15 @@ class Checkpoint final : public model::WeightSource {
 
     bool has(std::string_view stem) const override;
     // Also takes tensors of more extents whose first is n and whose others multiply to k
-    // (convolutions, the patch embedding), if they are BF16 or F32.  Thread-safe.
+    // (convolutions, the patch embedding), if they are BF16 or F32.  Reads FP8 codes once: NaN is
+    // corrupt.  Thread-safe.
     Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override;
     Status vector(std::string_view name, std::span<float> out) override;
 
   private:
     explicit Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)) {}
     void examine();
+    void examine_values();
 
     // The bytes of a stored tensor at an address that suits its type.
     const void* aligned(const TensorPlace& place);

@@ -1,5 +1,6 @@
 #include "checkpoint/formats.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -203,6 +204,32 @@ Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem_na
     }
     stem.collect_unused(parts);
     return parts;
+}
+
+Status check_codes(const TensorPlace& place) {
+    const std::span<const std::byte> codes = place.tensor->bytes;
+    // Eight at a time: low seven bits all ones carry into the eighth.
+    constexpr std::uint64_t low = 0x7f7f7f7f7f7f7f7f, ones = 0x0101010101010101;
+    constexpr std::uint64_t high = 0x8080808080808080;
+    constexpr std::size_t block = 4096;
+    for (std::size_t first = 0; first < codes.size(); first += block) {
+        const std::size_t count = std::min(block, codes.size() - first);
+        std::uint64_t found = 0;
+        std::size_t i = 0;
+        for (; i + 8 <= count; i += 8) {
+            std::uint64_t word = 0;
+            std::memcpy(&word, codes.data() + first + i, sizeof word);
+            found |= (word & low) + ones;
+        }
+        if ((found & high) == 0 && i == count) continue;
+        for (std::size_t at = first; at < first + count; ++at) {
+            if ((codes[at] & std::byte{0x7f}) == std::byte{0x7f}) {
+                return corrupt(place, "element " + std::to_string(at) +
+                                          " is NaN; the file is damaged or badly converted");
+            }
+        }
+    }
+    return {};
 }
 
 Result<float> global_scale(const WeightParts& parts) {

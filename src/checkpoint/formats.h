@@ -46,6 +46,11 @@ bool has_weight(const ShardSet& shards, std::string_view stem);
 // Errors: not_found (names the stem), corrupt (names file and tensor), unsupported.
 Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem, const Shape& shape);
 
+// Reads an F8_E4M3 tensor's codes once.  The two that mean NaN never come out of a sound
+// conversion, and every sum they enter would be lost: they are refused, the first by its place.
+// Errors: corrupt (names file, tensor and element).
+Status check_codes(const TensorPlace& place);
+
 // The factor of an nvfp4 weight.  Errors: corrupt (not finite or not positive).
 Result<float> global_scale(const WeightParts& parts);
 

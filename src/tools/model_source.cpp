@@ -40,8 +40,11 @@ Result<ModelSource> open_model(const fs::path& model, std::size_t threads) {
     return source;
 }
 
-Result<checkpoint::Inventory> inspect_model(const fs::path& model) {
-    if (!is_synthetic(model.string())) return checkpoint::Checkpoint::inspect(model);
+Result<checkpoint::Inventory> inspect_model(const fs::path& model, bool values) {
+    using Reading = checkpoint::Checkpoint::Reading;
+    if (!is_synthetic(model.string())) {
+        return checkpoint::Checkpoint::inspect(model, values ? Reading::values : Reading::headers);
+    }
     PERCHERON_ASSIGN(const checkpoint::SyntheticModel made, made_up(model));
     return checkpoint::inventory_of(made);
 }

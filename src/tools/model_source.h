@@ -26,7 +26,9 @@ struct ModelSource {
 Result<ModelSource> open_model(const std::filesystem::path& model, std::size_t threads);
 
 // The account of a model, without refusing anything but a description that is wrong.
-Result<checkpoint::Inventory> inspect_model(const std::filesystem::path& model);
+// `values`: FP8 codes of a folder are read too (Checkpoint::Reading).
+Result<checkpoint::Inventory> inspect_model(const std::filesystem::path& model,
+                                            bool values = false);
 
 // The configuration alone.
 Result<model::ModelConfig> read_model_config(const std::filesystem::path& model);

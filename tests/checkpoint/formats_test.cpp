@@ -285,5 +285,56 @@ TEST(Formats, UnalignedTensorsAreReadRight) {
     EXPECT_GT(unaligned, 10u);
 }
 
+// Codes that mean NaN are refused where the weight is read, and listed when values are looked at.
+TEST(Formats, Fp8CodesThatMeanNaNAreRefusedByName) {
+    std::mt19937_64 random(77);
+    for (const WeightFormat format : {WeightFormat::fp8_block, WeightFormat::nvfp4}) {
+        const auto sound = small_model(3, small_config(), [&](const ExpectedTensor& tensor) {
+            return tensor.shape[1] % 16 == 0 ? format : WeightFormat::bf16;
+        });
+        std::vector<std::string> coded;
+        for (const auto& [name, tensor] : sound.tensors) {
+            if (tensor.dtype == DType::f8_e4m3) coded.push_back(name);
+        }
+        ASSERT_GT(coded.size(), 10u);
+        for (int trial = 0; trial < 12; ++trial) {
+            SmallModel damaged = sound;
+            const std::string& name = coded[random() % coded.size()];
+            TestTensor& tensor = damaged.tensors[name];
+            const std::size_t at = random() % tensor.bytes.size();
+            tensor.bytes[at] = random() % 2 == 0 ? std::byte{0x7f} : std::byte{0xff};
+            const TemporaryFolder folder;
+            damaged.write(folder.path());
+            const auto account = Checkpoint::inspect(folder.path(), Checkpoint::Reading::values);
+            ASSERT_EQ(account.problems.size(), 1u);
+            EXPECT_TRUE(Checkpoint::inspect(folder.path()).runnable());
+            const auto checkpoint = Checkpoint::open(folder.path()).value();
+            const std::string stem = name.substr(0, name.rfind(".weight"));
+            std::vector<std::size_t> shape;
+            for (std::size_t layer = 0; layer <= checkpoint->config().layers() && shape.empty();
+                 ++layer) {
+                for (const ExpectedTensor& expected : layer_tensors(checkpoint->config(), layer)) {
+                    if (stem_of(expected.name) == stem) shape = expected.shape;
+                }
+            }
+            for (const ExpectedTensor& expected : outer_tensors(checkpoint->config())) {
+                if (stem_of(expected.name) == stem) shape = expected.shape;
+            }
+            for (const ExpectedTensor& expected : vision_tensors(checkpoint->config().vision)) {
+                if (stem_of(expected.name) == stem) shape = expected.shape;
+            }
+            if (shape.empty()) continue;  // bare names have no ".weight" to cut
+            const auto matrix = checkpoint->matrix(stem, shape[0], shape[1]);
+            ASSERT_FALSE(matrix.ok()) << name;
+            for (const std::string& message :
+                 {matrix.error().message(), account.problems[0].message()}) {
+                EXPECT_THAT(message,
+                            AllOf(HasSubstr(name), HasSubstr("element " + std::to_string(at) + " "),
+                                  HasSubstr("NaN")));
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace percheron::checkpoint::test

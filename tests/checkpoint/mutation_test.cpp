@@ -34,7 +34,11 @@ void read_everything(Checkpoint& checkpoint) {
         }
         const auto matrix =
             checkpoint.matrix(stem_of(tensor.name), tensor.shape[0], tensor.shape[1]);
-        ASSERT_TRUE(matrix.ok()) << matrix.error().message();
+        if (!matrix.ok()) {
+            // Offsets that are wrong but possible may make any bytes FP8 codes.
+            ASSERT_THAT(matrix.error().message(), HasSubstr("is NaN"));
+            continue;
+        }
         values.resize(matrix->k);
         for (std::size_t row = 0; row < matrix->n; ++row)
             ops::dequantise_row(*matrix, row, values.data());
