@@ -1,7 +1,9 @@
 // percheron serve: loads a model and answers clients until it is told to end.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -181,8 +183,15 @@ void add_serve(CLI::App& app, int& exit_code) {
         ->capture_default_str();
     command->add_option("--port", options->server.port, "Port to listen on; 0 takes any")
         ->capture_default_str();
-    command->add_option("--model-name", options->flags.load.model_name,
-                        "Name clients see (default: MODEL's last folder)");
+    command
+        ->add_option("--model-name", options->flags.load.model_name,
+                     "Name clients see (default: MODEL's last folder)")
+        ->check([](const std::string& name) -> std::string {
+            const bool shown =
+                !name.empty() && std::all_of(name.begin(), name.end(),
+                                             [](unsigned char c) { return c > ' ' && c != 0x7f; });
+            return shown ? "" : "must be a name without blanks";
+        });
     command->add_flag("--strict-model", options->server.strict_model,
                       "Refuse requests for other model names");
     command
@@ -205,6 +214,8 @@ void add_serve(CLI::App& app, int& exit_code) {
                         "Seconds of silence before a comment is sent on a stream; 0 = never");
     command->add_option("--max-body", options->server.max_body, "Largest request body")
         ->transform(CLI::AsSizeValue(false))
+        ->check(
+            CLI::Range(std::size_t{1024}, std::numeric_limits<std::size_t>::max(), "at least 1KiB"))
         ->default_str("64MiB");
     command->add_option("--deadline", options->deadline,
                         "Seconds a reply may take when its request sets no deadline_s; 0 = any");

@@ -240,7 +240,7 @@ class Engine {
     // Errors, each with its reason: invalid_argument (a range: invalid_value; prompt + max_tokens
     // beyond the context: context_length_exceeded, the message names both and the largest that
     // fits), unsupported (a feature this engine lacks: unsupported_parameter), unavailable
-    // (queue_full, shutting_down, engine_dead).
+    // (queue_full, shutting_down, engine_dead).  A message about one field begins with its name.
     virtual Result<RequestId> submit(GenerationRequest request, EngineEventSink& sink) = 0;
 
     // Ends one choice, or all with choice = all_choices, within a step; its Finished event still

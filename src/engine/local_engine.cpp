@@ -11,12 +11,12 @@
 
 #include "cache/cache_store.h"
 #include "core/logging.h"
+#include "core/throughput.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
 #include "engine/step_runner.h"
-#include "engine/throughput.h"
 #include "sampling/sampler.h"
 
 namespace percheron::engine {

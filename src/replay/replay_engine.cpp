@@ -9,6 +9,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "core/throughput.h"
+
 namespace percheron {
 namespace {
 
@@ -64,6 +66,9 @@ class ReplayEngine final : public Engine {
     EngineStatus status() const override {
         const std::lock_guard lock(mutex_);
         EngineStatus status = status_;
+        const Clock::time_point now = Clock::now();
+        status.prefill_tokens_per_second = prefilled_.per_second(now);
+        status.decode_tokens_per_second = decoded_.per_second(now);
         status.waiting += static_cast<std::uint32_t>(arrivals_.size());
         return status;
     }
@@ -95,6 +100,8 @@ class ReplayEngine final : public Engine {
     std::vector<std::pair<RequestId, std::uint32_t>> cancellations_;
     bool stopping_ = false;
     EngineStatus status_;
+    Throughput prefilled_{Clock::now()};
+    Throughput decoded_{Clock::now()};
     std::uint64_t next_request_ = 1;
     std::mt19937_64 seeds_{std::random_device{}()};
 
@@ -103,6 +110,8 @@ class ReplayEngine final : public Engine {
     std::vector<std::unique_ptr<Choice>> running_;
     std::vector<std::pair<EngineEventSink*, EngineEvents>> outgoing_;
     std::uint64_t steps_ = 0;
+    std::uint64_t unpublished_prompt_tokens_ = 0;
+    std::uint64_t unpublished_tokens_ = 0;
     std::thread thread_;
 };
 
@@ -261,6 +270,8 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
     if (choice.next_step == 0) {
         choice.first_step = now;
         choice.statistics.prefill_seconds = seconds(now - choice.admitted_at);
+        // The choices of a request share one prompt.
+        if (choice.index == 0) unpublished_prompt_tokens_ += choice.statistics.prompt_tokens;
     }
 
     const ReplayReply& reply = *choice.reply;
@@ -329,6 +340,7 @@ void ReplayEngine::emit_tokens(Choice& choice, std::uint32_t first, std::uint32_
     run.choice = choice.index;
     run.first = static_cast<std::uint32_t>(events.tokens.size());
     run.count = count;
+    unpublished_tokens_ += count;
     const auto begin = choice.reply->tokens.begin() + first;
     events.tokens.insert(events.tokens.end(), begin, begin + count);
     const int top = choice.parameters->sampling.top_logprobs;
@@ -403,6 +415,9 @@ void ReplayEngine::publish() {
     status_.running = static_cast<std::uint32_t>(running_.size());
     status_.waiting = static_cast<std::uint32_t>(waiting_.size());
     status_.steps = steps_;
+    const Clock::time_point now = Clock::now();
+    prefilled_.add(now, std::exchange(unpublished_prompt_tokens_, 0));
+    decoded_.add(now, std::exchange(unpublished_tokens_, 0));
     std::uint64_t held = 0;
     for (const auto& choice : running_) {
         held += choice->statistics.prompt_tokens + choice->statistics.generated_tokens;

@@ -1,5 +1,8 @@
 #include "server/api_error.h"
 
+#include <algorithm>
+#include <array>
+
 #include "server/sse.h"
 
 namespace percheron::server {
@@ -22,6 +25,27 @@ std::string_view type_of(int status) {
         default:
             return "invalid_request_error";
     }
+}
+
+// An engine's sentence about a field begins with the field's name.
+std::string field_named_by(std::string_view message) {
+    constexpr std::array<std::string_view, 15> fields{"temperature",
+                                                      "top_p",
+                                                      "min_p",
+                                                      "top_k",
+                                                      "repetition_penalty",
+                                                      "logit_bias",
+                                                      "seed",
+                                                      "presence_penalty",
+                                                      "frequency_penalty",
+                                                      "top_logprobs",
+                                                      "n",
+                                                      "max_tokens",
+                                                      "min_tokens",
+                                                      "stop_token_ids",
+                                                      "thinking_budget"};
+    const std::string_view first = message.substr(0, message.find(' '));
+    return std::find(fields.begin(), fields.end(), first) == fields.end() ? "" : std::string(first);
 }
 
 }  // namespace
@@ -52,9 +76,16 @@ HttpResponse error_response(const ApiError& error) {
     return response;
 }
 
+ApiError error_of_rendering(const Error& error) {
+    ApiError answer = invalid_value("messages", error.message());
+    if (!error.reason().empty()) answer.code = error.reason();
+    return answer;
+}
+
 ApiError error_of_engine(const Error& error) {
     ApiError answer;
     answer.message = error.message();
+    answer.param = field_named_by(answer.message);
     switch (error.code()) {
         case ErrorCode::invalid_argument:
             answer.status = 400;

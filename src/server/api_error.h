@@ -13,10 +13,10 @@ namespace percheron::server {
 
 // `code` is one of: invalid_value, invalid_json, invalid_http, unsupported_parameter,
 // context_length_exceeded, request_too_large, vision_unavailable, model_not_found, not_found,
-// method_not_allowed, invalid_api_key, forbidden_origin, request_timeout, client_closed (400, 401,
-// 403, 404, 405, 408, 413, 415, 431); queue_full (429); numerical_fault, no_token_left,
-// replay_exhausted, internal_error (500);
-// engine_dead, starting, shutting_down (503).
+// method_not_allowed, invalid_api_key, forbidden_origin, forbidden_host, request_timeout,
+// client_closed (400, 401, 403, 404, 405, 408, 413, 415, 431); queue_full (429); numerical_fault,
+// no_token_left, replay_exhausted, internal_error (500); engine_dead, starting, shutting_down
+// (503).
 struct ApiError {
     int status = 400;
     std::string code = "invalid_value";
@@ -30,6 +30,9 @@ HttpResponse error_response(const ApiError& error);
 
 // What an engine's refusal, or the error of a reply that failed, means to a client.
 ApiError error_of_engine(const Error& error);
+
+// Why messages could not be made a prompt (ChatFormat::render).
+ApiError error_of_rendering(const Error& error);
 
 inline ApiError invalid_value(std::string param, std::string message) {
     return {400, "invalid_value", std::move(message), std::move(param)};

@@ -33,6 +33,22 @@ bool from_another_origin(const HttpRequest& request) {
            !equal_without_case(host, request.header("X-Forwarded-Host"));
 }
 
+// The name in a Host header, without its port and the brackets of an IPv6 address.
+std::string_view name_of_host(std::string_view host) {
+    if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+    return host.substr(0, host.find(':'));
+}
+
+// A server without keys on a loopback address is for this machine's own users.  Another site's name
+// that its owner lets resolve to 127.0.0.1 would make their browsers talk to it as that site; such
+// a request carries the site's name.
+bool names_another_host(const HttpRequest& request, const ServerState& state) {
+    if (state.keys.locked() || !is_loopback(state.options.host)) return false;
+    const std::string_view host = request.header("Host");
+    if (host.empty() && request.http_1_0) return false;
+    return !is_loopback(name_of_host(host));
+}
+
 }  // namespace
 
 std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
@@ -50,7 +66,12 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
         ++state_.metrics.http_replies[401];
         return response;
     }
-    if (from_another_origin(request)) {
+    if (names_another_host(request, state_)) {
+        error = {403, "forbidden_host",
+                 "this server has no keys and answers only to localhost and loopback addresses; "
+                 "use one of them in the URL, or start it with --api-key-file",
+                 ""};
+    } else if (from_another_origin(request)) {
         error = {403, "forbidden_origin", "requests from pages of other sites are not answered",
                  ""};
     } else if (match.allowed.empty()) {

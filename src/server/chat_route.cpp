@@ -47,8 +47,9 @@ std::optional<ApiError> render(ChatRequest& chat, const ChatSetting& setting, Ch
     ChatImages images =
         read_chat_images(std::move(chat.images), setting.model.vision, setting.engine);
     if (images.error) return images.error;
+    chat.prompt_options.most_tokens = setting.engine.context_tokens;
     auto rendered = setting.model.format.render(chat.messages, chat.tools, chat.prompt_options);
-    if (!rendered.ok()) return invalid_value("messages", rendered.error().message());
+    if (!rendered.ok()) return error_of_rendering(rendered.error());
     prompt = std::move(*rendered);
     GenerationRequest& request = chat.generation.request;
     request.images = place_images(std::move(images.images), prompt);
@@ -152,7 +153,17 @@ ReplySetup reply_setup(const PreparedChat& prepared, const ServerState& state,
     return setup;
 }
 
+// What a request takes while its reply is under way.
+std::size_t held_bytes(const GenerationRequest& request) {
+    std::size_t bytes = request.prompt.size() * sizeof(TokenId) * (1 + request.choices);
+    for (const PromptImage& image : request.images)
+        bytes += image.canvas->pixels.size();
+    return bytes;
+}
+
+// `held` is let go when the engine has ended the reply.
 asio::awaitable<void> run_reply(RouteCall& call, PreparedChat& prepared,
+                                std::shared_ptr<HeldBytes::Share> held,
                                 Clock::time_point received) {
     ServerState& state = call.state;
     HttpExchange& exchange = call.exchange;
@@ -174,7 +185,8 @@ asio::awaitable<void> run_reply(RouteCall& call, PreparedChat& prepared,
         std::make_shared<Reply>(std::move(setup), tokenizer, state.link, state.metrics);
     const auto wakeup = std::make_shared<Wakeup>(state.io.get_executor());
     // The line is written when the engine has ended, which may be after the client has left.
-    const auto ended = [&state, wakeup, id = identity.id, route = exchange.request().path,
+    const auto ended = [&state, wakeup, held = std::move(held), id = identity.id,
+                        route = exchange.request().path,
                         label = call.key_label](const Reply& reply) {
         log_reply(state, id, route, label, reply);
         wakeup->set();
@@ -211,20 +223,25 @@ asio::awaitable<void> serve_chat(RouteCall& call) {
                               {state.model->defaults, state.options.reasoning_effort},
                               state.engine->description(),
                               state.options.strict_model};
-    std::string& body = call.exchange.request().body;
-    co_await on_text_thread(state, [&] {
-        *prepared = prepare(setting, body);
-        std::string().swap(body);
-    });
+    const std::string& body = call.exchange.request().body;
+    co_await on_text_thread(state, [&] { *prepared = prepare(setting, body); });
+    call.exchange.release_body();
     state.note_unknown_fields(call.exchange.request().path, prepared->chat.unknown_fields);
     std::optional<ApiError> error = prepared->error;
     if (!error) error = state.unavailable();
     if (!error) error = queue_full(state, prepared->chat.generation.request.choices);
+    const auto held = std::make_shared<HeldBytes::Share>(state.held);
+    if (!error && !held->set(held_bytes(prepared->chat.generation.request))) {
+        error = ApiError{429, "queue_full",
+                         "the replies under way hold as many prompts and images as the server may; "
+                         "try again later",
+                         ""};
+    }
     if (error) {
         refuse(call, *error);
         co_return;
     }
-    co_await run_reply(call, *prepared, received);
+    co_await run_reply(call, *prepared, held, received);
 }
 
 }  // namespace percheron::server

@@ -13,12 +13,14 @@ constexpr std::size_t small_body = 64 * 1024;  // read and thrown away to keep a
 
 }  // namespace
 
-Connection::Connection(tcp::socket socket, const ConnectionLimits& limits, HttpService& service)
+Connection::Connection(tcp::socket socket, const ConnectionLimits& limits, HeldBytes& held,
+                       HttpService& service)
     : socket_(std::move(socket)),
       limits_(limits),
       service_(service),
       input_signal_(socket_.get_executor(), Clock::time_point::max()),
       output_signal_(socket_.get_executor(), Clock::time_point::max()),
+      share_(held),
       phase_began_(Clock::now()),
       latest_input_(phase_began_),
       latest_output_(phase_began_) {
@@ -31,6 +33,16 @@ Connection::Connection(tcp::socket socket, const ConnectionLimits& limits, HttpS
 void Connection::enter(Phase phase) {
     phase_ = phase;
     phase_began_ = Clock::now();
+}
+
+// False: too much, beside what others hold.
+bool Connection::hold() {
+    return share_.set(inbox_.size() + body_bytes_);
+}
+
+void Connection::body_released() {
+    body_bytes_ = 0;
+    hold();
 }
 
 // ---- input ------------------------------------------------------------------------------------
@@ -60,9 +72,12 @@ void Connection::read_available() {
         close();
         return;
     }
-    if (phase_ == Phase::working && inbox_.size() > limits_.early_input()) {
-        close();
-        return;
+    if (phase_ == Phase::working) {
+        const bool fits = hold();
+        if (!fits || inbox_.size() > limits_.early_input()) {
+            close();
+            return;
+        }
     }
     arm_read();
     input_changed();
@@ -227,7 +242,16 @@ asio::awaitable<bool> Connection::read_body(HttpParser& parser) {
     latest_input_ = phase_began_;
     while (parser.state() == HttpParser::State::body) {
         if (!inbox_.empty()) {
-            inbox_.erase(0, parser.feed(inbox_));
+            const std::size_t taken = parser.feed(inbox_);
+            inbox_.erase(0, taken);
+            body_bytes_ += taken;
+            if (!hold()) {
+                send_fault(
+                    {429, "queue_full",
+                     "the server holds as many bytes of requests as it may; try again later"},
+                    parser.request().http_1_0);
+                co_return false;
+            }
             if (parser.state() != HttpParser::State::body) break;
         }
         if (!open_) co_return false;
@@ -282,6 +306,7 @@ asio::awaitable<bool> Connection::serve_one(HttpParser& parser) {
         co_await service_.serve(exchange);
     }
     peer_gone_ = nullptr;
+    body_released();
     co_await output_drained();
     co_return open_&& exchange.keep_alive() && !input_ended_;
 }
@@ -294,6 +319,7 @@ asio::awaitable<void> Connection::linger() {
     boost::system::error_code ignored;
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
     inbox_.clear();
+    body_released();
     while (open_ && !input_ended_)
         co_await more_input();
 }
@@ -325,6 +351,11 @@ asio::awaitable<void> Connection::run() {
 HttpExchange::HttpExchange(Connection& connection, HttpRequest request, bool may_keep_alive)
     : connection_(connection), request_(std::move(request)) {
     keep_alive_ = may_keep_alive && request_.keep_alive;
+}
+
+void HttpExchange::release_body() {
+    std::string().swap(request_.body);
+    connection_.body_released();
 }
 
 void HttpExchange::add_header(std::string name, std::string value) {

@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "server/asio.h"
+#include "server/held_bytes.h"
 #include "server/http_message.h"
 #include "server/http_parser.h"
 
@@ -57,7 +58,8 @@ class HttpService {
 
 class Connection : public std::enable_shared_from_this<Connection> {
   public:
-    Connection(tcp::socket socket, const ConnectionLimits& limits, HttpService& service);
+    Connection(tcp::socket socket, const ConnectionLimits& limits, HeldBytes& held,
+               HttpService& service);
 
     // Serves requests until the connection ends.
     asio::awaitable<void> run();
@@ -77,11 +79,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
     // Idle since when; absent while a request is under way.
     std::optional<Clock::time_point> idle_since() const;
     void close();
+    // The body of the request being worked on is held no longer.
+    void body_released();
 
   private:
     enum class Phase { first_byte, idle, header, body, working, lingering };
 
     void enter(Phase phase);
+    bool hold();
     void arm_read();
     void read_available();
     void arm_write();
@@ -101,7 +106,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     asio::steady_timer output_signal_;
     std::function<void()> peer_gone_;
 
-    std::string inbox_;  // bytes read and not yet parsed
+    HeldBytes::Share share_;
+    std::string inbox_;           // bytes read and not yet parsed
+    std::size_t body_bytes_ = 0;  // of the request being read or worked on
     std::string outbox_;
     std::size_t outbox_sent_ = 0;
     bool open_ = true;
@@ -123,6 +130,9 @@ class HttpExchange {
     const HttpRequest& request() const { return request_; }
     HttpRequest& request() { return request_; }
     Connection& connection() { return connection_; }
+
+    // Frees the request's body; call when it has been read.
+    void release_body();
 
     // Added to the reply whatever it will be.
     void add_header(std::string name, std::string value);

@@ -1,6 +1,7 @@
 #include "server/generation_fields.h"
 
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 namespace percheron::server {
@@ -11,6 +12,26 @@ constexpr std::size_t most_stops = 64;
 constexpr std::size_t longest_stop = 1024;
 constexpr std::size_t most_biases = 1024;
 constexpr std::int64_t most_tokens = std::numeric_limits<std::uint32_t>::max();
+
+// All 64 bits are a seed; clients that send negative ones mean the same bits.
+std::optional<std::uint64_t> read_seed(FieldReader& fields) {
+    const Json* const seed = fields.find("seed");
+    if (seed == nullptr) return std::nullopt;
+    if (seed->is_number_unsigned()) return seed->get<std::uint64_t>();
+    if (seed->is_number_integer()) return static_cast<std::uint64_t>(seed->get<std::int64_t>());
+    // Some clients know only one kind of number.
+    constexpr double exact = 9007199254740992.0;
+    const double real = seed->is_number_float() ? seed->get<double>() : 0.5;
+    if (real == std::floor(real) && std::abs(real) < exact) {
+        return static_cast<std::uint64_t>(static_cast<std::int64_t>(real));
+    }
+    fields.fail(invalid_value(fields.path_of("seed"),
+                              fields.path_of("seed") + " must be a whole number from " +
+                                  std::to_string(std::numeric_limits<std::int64_t>::min()) +
+                                  " to " +
+                                  std::to_string(std::numeric_limits<std::uint64_t>::max())));
+    return std::nullopt;
+}
 
 void read_sampling(FieldReader& fields, const GenerationDefaults& defaults,
                    std::uint32_t vocabulary, SamplingParameters& sampling) {
@@ -26,13 +47,7 @@ void read_sampling(FieldReader& fields, const GenerationDefaults& defaults,
     set(sampling.frequency_penalty, "frequency_penalty", -2, 2, 0);
     const auto top_k = fields.integer("top_k", -1, std::numeric_limits<int>::max());
     sampling.top_k = static_cast<int>(std::max<std::int64_t>(top_k.value_or(defaults.top_k), 0));
-    // All 64 bits are a seed; clients that send negative ones mean the same bits.
-    if (const Json* seed = fields.find("seed"); seed != nullptr && seed->is_number_unsigned()) {
-        sampling.seed = seed->get<std::uint64_t>();
-    } else if (const auto value = fields.integer("seed", std::numeric_limits<std::int64_t>::min(),
-                                                 std::numeric_limits<std::int64_t>::max())) {
-        sampling.seed = static_cast<std::uint64_t>(*value);
-    }
+    sampling.seed = read_seed(fields);
 
     const Json* bias = fields.find("logit_bias");
     if (bias == nullptr) return;

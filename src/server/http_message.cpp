@@ -3,12 +3,26 @@
 #include <algorithm>
 #include <ctime>
 
+#include <arpa/inet.h>
+
 namespace percheron::server {
 
 bool equal_without_case(std::string_view left, std::string_view right) {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
     return std::equal(left.begin(), left.end(), right.begin(), right.end(),
                       [&](char a, char b) { return lower(a) == lower(b); });
+}
+
+bool is_loopback(std::string_view host) {
+    if (host.ends_with('.')) host.remove_suffix(1);
+    constexpr std::string_view name = "localhost";
+    if (host == "::1" || equal_without_case(host, name)) return true;
+    if (host.size() > name.size() && host[host.size() - name.size() - 1] == '.' &&
+        equal_without_case(host.substr(host.size() - name.size()), name)) {
+        return true;
+    }
+    unsigned char address[4];
+    return ::inet_pton(AF_INET, std::string(host).c_str(), address) == 1 && address[0] == 127;
 }
 
 std::string_view HttpRequest::header(std::string_view name) const {

@@ -33,6 +33,10 @@ struct HttpResponse {
     std::string body;
 };
 
+// Whether a host's name or address means this machine whatever a name server says: localhost, names
+// below it, 127.0.0.0/8, ::1 (without brackets).
+bool is_loopback(std::string_view host);
+
 bool equal_without_case(std::string_view left, std::string_view right);
 
 std::string_view reason_phrase(int status);

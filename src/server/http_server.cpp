@@ -46,7 +46,7 @@ asio::awaitable<void> HttpServer::accept() {
             continue;
         }
         make_room();
-        auto connection = std::make_shared<Connection>(std::move(socket), limits_, service_);
+        auto connection = std::make_shared<Connection>(std::move(socket), limits_, held_, service_);
         connections_.insert(connection);
         asio::co_spawn(io_, keep(std::move(connection)), asio::detached);
     }

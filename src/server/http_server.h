@@ -14,11 +14,12 @@ namespace percheron::server {
 class HttpServer {
   public:
     HttpServer(asio::io_context& io, const ConnectionLimits& limits, std::size_t most_connections,
-               HttpService& service)
+               HeldBytes& held, HttpService& service)
         : io_(io),
           acceptor_(io),
           limits_(limits),
           most_connections_(most_connections),
+          held_(held),
           service_(service) {}
 
     // Binds and begins to accept.  Port 0 takes any.  Errors: io, invalid_argument (the host).
@@ -40,6 +41,7 @@ class HttpServer {
     tcp::acceptor acceptor_;
     ConnectionLimits limits_;
     std::size_t most_connections_;
+    HeldBytes& held_;
     HttpService& service_;
     std::uint16_t port_ = 0;
     std::unordered_set<std::shared_ptr<Connection>> connections_;

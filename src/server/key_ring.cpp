@@ -21,6 +21,11 @@ std::string_view trimmed(std::string_view text) {
     return text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
+bool is_control(char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return (byte < 0x20 && c != '\t') || byte == 0x7f;
+}
+
 // What follows a scheme's name in an Authorization header, or nothing.
 std::optional<std::string_view> credentials(std::string_view header, std::string_view scheme) {
     if (header.size() <= scheme.size() || header[scheme.size()] != ' ') return std::nullopt;
@@ -70,8 +75,17 @@ Status KeyRing::read(const Stamp& stamp) {
     std::ifstream stream(file_);
     if (!stream) return Error(ErrorCode::io, "cannot read the key file " + file_.string());
     std::vector<Key> keys;
+    bool first = true;
     for (std::string line; std::getline(stream, line);) {
+        // Editors may begin a file with a byte order mark.
+        if (first && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
+        first = false;
         const std::string_view text = trimmed(line);
+        if (std::any_of(text.begin(), text.end(), is_control)) {
+            return Error(ErrorCode::invalid_argument,
+                         "the key file " + file_.string() +
+                             " holds bytes that no key has; save it as plain text in UTF-8");
+        }
         if (text.empty() || text[0] == '#') continue;
         const std::size_t gap = text.find_first_of(blanks);
         Key key;

@@ -32,7 +32,8 @@ class Server::State {
     explicit State(ServerOptions options)
         : shared(std::move(options)),
           service(shared),
-          http(shared.io, limits_of(shared.options), shared.options.most_connections, service),
+          http(shared.io, limits_of(shared.options), shared.options.most_connections, shared.held,
+               service),
           tick_timer(shared.io),
           rates(shared) {}
 
@@ -108,9 +109,7 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options) {
         PERCHERON_ASSIGN(state->shared.keys, KeyRing::load(chosen.api_key_file));
     }
     PERCHERON_TRY(state->http.listen(chosen.host, chosen.port));
-    const bool loopback =
-        chosen.host.rfind("127.", 0) == 0 || chosen.host == "::1" || chosen.host == "localhost";
-    if (!loopback && !state->shared.keys.locked()) {
+    if (!is_loopback(chosen.host) && !state->shared.keys.locked()) {
         log_warning("the server listens on " + chosen.host +
                     " without keys: anyone who reaches it may use it; set --api-key-file");
     }

@@ -31,6 +31,8 @@ struct ServerOptions {
     std::optional<std::chrono::seconds> deadline;
     std::chrono::seconds keep_alive{0};  // an SSE comment after so much silence; 0 = never
     std::size_t max_body = 64 * 1024 * 1024;
+    // Bytes of requests held at a time, over all connections; at least twice max_body.
+    std::size_t request_memory = std::size_t{1} << 30;
     std::size_t most_connections = 16384;
     std::chrono::seconds grace{30};        // running replies may take so long after a shutdown
     std::chrono::seconds header_time{30};  // a request's headers; also silence within its body

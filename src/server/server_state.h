@@ -2,6 +2,7 @@
 // threads may read `model`.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "server/asio.h"
 #include "server/connection.h"
 #include "server/engine_link.h"
+#include "server/held_bytes.h"
 #include "server/key_ring.h"
 #include "server/metrics.h"
 #include "server/served_model.h"
@@ -25,12 +27,14 @@ struct ServerState {
     explicit ServerState(ServerOptions options)
         : options(std::move(options)),
           text_threads(std::max(1u, this->options.text_threads)),
-          link(io.get_executor()) {}
+          link(io.get_executor()),
+          held(std::max(this->options.request_memory, 2 * this->options.max_body)) {}
 
     ServerOptions options;
     asio::io_context io{1};
     asio::thread_pool text_threads;
     EngineLink link;
+    HeldBytes held;
     Metrics metrics;
     KeyRing keys;
     std::unique_ptr<const ServedModel> model;  // null until the server is ready

@@ -22,6 +22,7 @@ Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std:
     std::vector<TokenId> ids;
     if (fields.find("messages") != nullptr) {
         ChatOptions options;
+        options.most_tokens = engine.context_tokens;
         options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
         const Json* tools = fields.find("tools");
         if (fields.error()) return {fields.error(), ""};
@@ -29,7 +30,7 @@ Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std:
         ChatImages images = read_chat_images(take_image_parts(messages), model.vision, engine);
         if (images.error) return {images.error, ""};
         auto prompt = model.format.render(messages, tools ? *tools : Json(), options);
-        if (!prompt.ok()) return {invalid_value("messages", prompt.error().message()), ""};
+        if (!prompt.ok()) return {error_of_rendering(prompt.error()), ""};
         place_images(std::move(images.images), *prompt);
         ids = std::move(prompt->ids);
     } else {
@@ -38,6 +39,15 @@ Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std:
         fields.boolean("add_special_tokens");
         if (!text) fields.fail(invalid_value("prompt", "prompt must be a string"));
         if (fields.error()) return {fields.error(), ""};
+        const std::size_t least = text->size() / model.format.tokenizer().longest_token();
+        if (least > engine.context_tokens) {
+            return {ApiError{400, "context_length_exceeded",
+                             "the text has more than " + std::to_string(least) +
+                                 " tokens and the model's context is " +
+                                 std::to_string(engine.context_tokens) + " tokens; send a part",
+                             "prompt"},
+                    ""};
+        }
         ids = model.format.tokenizer().encode_trusted(*text);
     }
     Json tokens = Json::array();

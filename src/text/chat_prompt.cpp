@@ -39,6 +39,8 @@ Result<std::string> template_source(const std::filesystem::path& folder) {
     return config["chat_template"].get<std::string>();
 }
 
+constexpr std::string_view context_length_exceeded = "context_length_exceeded";
+
 using Variables = std::vector<std::pair<std::string, Value>>;
 
 // The tokens that tokenizer_config.json names: templates may print them.
@@ -167,6 +169,15 @@ Result<ChatPrompt> ChatFormat::render(const Json& messages, const Json& tools,
     PERCHERON_ASSIGN(MarkedText rendered, content_->chat_template.render(std::move(variables)));
     if (options.continue_final_message) {
         PERCHERON_TRY(cut_after_final_message(rendered, chat.last_text));
+    }
+    const std::size_t least = rendered.size() / content_->tokenizer.longest_token();
+    if (least > options.most_tokens) {
+        return Error(ErrorCode::invalid_argument,
+                     "the prompt has " + std::to_string(rendered.size()) +
+                         " bytes of text, which are more than " + std::to_string(least) +
+                         " tokens, and the model's context is " +
+                         std::to_string(options.most_tokens) + " tokens; shorten the messages",
+                     context_length_exceeded);
     }
     ChatPrompt prompt;
     prompt.ids = content_->tokenizer.encode_marked(rendered);

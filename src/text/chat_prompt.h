@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,9 @@ struct ChatOptions {
     bool continue_final_message = false;
     // `low`, `high` or `max`; empty leaves it to the template.
     std::string reasoning_effort;
+    // A rendered text that is certain to have more tokens than this is refused before it is taken
+    // apart; its images count as one token each.
+    std::size_t most_tokens = std::numeric_limits<std::size_t>::max();
     // The request's chat_template_kwargs: further variables for the template.  An object or null.
     nlohmann::ordered_json variables;
 };
@@ -57,7 +61,8 @@ class ChatFormat {
     // content null, absent, "" or a list of parts; `developer` for `system`; `reasoning` for
     // `reasoning_content`.  `tools`: a list or null.  Text of messages and tools never becomes a
     // control token.
-    // Errors: invalid_argument with the place and what is wrong in one sentence.
+    // Errors: invalid_argument with the place and what is wrong in one sentence;
+    // with the reason context_length_exceeded when the text cannot fit into most_tokens.
     Result<ChatPrompt> render(const nlohmann::ordered_json& messages,
                               const nlohmann::ordered_json& tools,
                               const ChatOptions& options) const;

@@ -5,6 +5,7 @@
 // three bytes are held.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -15,7 +16,9 @@ class Detokenizer {
     // Appends to `text` what `bytes` completes.
     void append(std::string_view bytes, std::string& text);
 
-    // Something else follows (a tag): a held beginning can no longer become a character.
+    // Something else follows (a tag): a held beginning can no longer become a character.  Its
+    // missing bytes are skipped should they come all the same, so that one character that was cut
+    // is one U+FFFD.
     void close(std::string& text);
 
     // The reply was cut here: a held beginning is dropped, for it may have been a good character.
@@ -24,7 +27,10 @@ class Detokenizer {
     bool holds_bytes() const { return !held_.empty(); }
 
   private:
+    void skip_missing(std::string_view& bytes);
+
     std::string held_;
+    std::size_t missing_ = 0;  // bytes that the character closed last would have had
 };
 
 }  // namespace percheron

@@ -18,6 +18,7 @@ struct Tokenizer::Content {
     SplitPattern pattern;
     BytePairs pairs;
     AddedTokens added;
+    std::size_t longest = 1;
 
     void encode_plain(std::string_view text, std::vector<TokenId>& ids) const {
         if (text.empty()) return;
@@ -81,8 +82,13 @@ Result<Tokenizer> Tokenizer::parse(std::string_view json) {
         }
         added.add(token.string, TokenId{token.id}, token.special);
     }
+    std::size_t longest = 1;
+    for (const BytePairs::Entry& entry : file.vocabulary)
+        longest = std::max(longest, entry.bytes.size());
+    for (const TokenizerFile::Added& token : file.added)
+        longest = std::max(longest, token.string.size());
     return Tokenizer(std::make_unique<const Content>(
-        Content{std::move(pattern), std::move(pairs), std::move(added)}));
+        Content{std::move(pattern), std::move(pairs), std::move(added), longest}));
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text) const {
@@ -145,6 +151,10 @@ bool Tokenizer::is_added(TokenId id) const {
 
 bool Tokenizer::is_special(TokenId id) const {
     return content_->added.is_special(id);
+}
+
+std::size_t Tokenizer::longest_token() const {
+    return content_->longest;
 }
 
 std::uint32_t Tokenizer::size() const {

@@ -62,6 +62,8 @@ class Tokenizer {
     bool is_added(TokenId id) const;
     // Added and marked `special`: hidden when replies are decoded.
     bool is_special(TokenId id) const;
+    // Of the longest token, in bytes: n bytes of text are at least n / longest_token() tokens.
+    std::size_t longest_token() const;
     // One past the largest id that has a string.
     std::uint32_t size() const;
 

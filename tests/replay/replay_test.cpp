@@ -301,6 +301,18 @@ TEST(ReplayEngineTest, CancelledInEveryPhaseEndsOnce) {
     EXPECT_EQ(status.kv_tokens_free, status.kv_tokens_total);
 }
 
+TEST(ReplayEngineTest, RatesCountPromptsAndTokens) {
+    const auto engine = engine_of("{\"match\":\"\",\"steps\":[[1,2],[1]]}");
+    EXPECT_EQ(engine->status().prefill_tokens_per_second, 0);
+    EXPECT_EQ(engine->status().decode_tokens_per_second, 0);
+    run(*engine, request_of());
+    // Published at the end of the step that told of the end.
+    EngineStatus status = engine->status();
+    while (status.decode_tokens_per_second == 0)
+        status = engine->status();
+    EXPECT_GT(status.prefill_tokens_per_second, 0);
+}
+
 TEST(ReplayEngineTest, RefusesWhatCannotRun) {
     const auto engine = engine_of("{\"match\":\"\",\"steps\":[[1]]}", 8, 10);
     Recorder recorder;

@@ -119,6 +119,37 @@ TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
         const ClientReply reply = server.chat(body);
         EXPECT_EQ(reply.status, 400) << name;
         EXPECT_EQ(reply.json()["error"]["code"], "unsupported_parameter") << name;
+        EXPECT_EQ(reply.json()["error"]["param"], name) << reply.body;
+    }
+}
+
+// The bounds that the message names are those that hold.
+TEST(FieldsTest, SeedsAreAllOf64Bits) {
+    const ReplayServer server(Lines{quick});
+    const auto send = [&](const std::string& seed) {
+        return server.connect().request(
+            "POST", "/v1/chat/completions",
+            R"({"messages":[{"role":"user","content":"quick"}],"seed":)" + seed + "}");
+    };
+    const std::pair<const char*, std::uint64_t> seeds[] = {
+        {"0", 0},
+        {"-1", ~std::uint64_t{0}},
+        {"3.0", 3},
+        {"18446744073709551615", ~std::uint64_t{0}},
+        {"-9223372036854775808", std::uint64_t{1} << 63}};
+    for (const auto& [text, seed] : seeds) {
+        const ClientReply reply = send(text);
+        ASSERT_EQ(reply.status, 200) << reply.body;
+        EXPECT_EQ(reply.json()["seed"], seed);
+    }
+    for (const char* text :
+         {"18446744073709551616", "-9223372036854775809", "1e30", "0.5", "true", "\"1\"", "[1]"}) {
+        const ClientReply reply = send(text);
+        EXPECT_EQ(reply.status, 400) << text;
+        const std::string message = reply.json()["error"]["message"];
+        EXPECT_NE(message.find("from -9223372036854775808 to 18446744073709551615"),
+                  std::string::npos)
+            << message;
     }
 }
 

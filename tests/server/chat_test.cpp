@@ -9,10 +9,19 @@
 namespace percheron::test {
 namespace {
 
+const Tokenizer& nano_tokenizer() {
+    static const server::ServedModel model = std::move(*server::ServedModel::load(nano_folder()));
+    return model.format.tokenizer();
+}
+
 // Tokens of a text written as replay strings are.
 std::vector<TokenId> tokens_of(const std::string& text) {
-    static const server::ServedModel model = std::move(*server::ServedModel::load(nano_folder()));
-    return model.format.tokenizer().encode_trusted(text);
+    return nano_tokenizer().encode_trusted(text);
+}
+
+// Ordinary tokens alone.
+std::vector<TokenId> plain_tokens_of(const std::string& text) {
+    return nano_tokenizer().encode(text);
 }
 
 Json ids_json(const std::vector<TokenId>& ids) {
@@ -288,6 +297,42 @@ TEST(ChatTools, SchemaDecidesTypes) {
                                                            {"code", "007"}}));
 }
 
+// A closing tag closes a value only before a key, the call's end or the reply's end, whether it is
+// the tag's own token or spelled in ordinary ones.
+TEST(ChatTools, TagsInsideAValueAreText) {
+    Json request = ask();
+    request["tools"] = Json::array(
+        {tool("write_file", {{"path", {{"type", "string"}}}, {"body", {{"type", "string"}}}})});
+    const std::string bodies[] = {"print(\"</arg_value>\")",
+                                  "</arg_value> first",
+                                  "a</arg_value></arg_value>b",
+                                  "x <arg_value> y </arg_value> z",
+                                  "<tool_call>f</arg_value>\n\n</arg_value>.",
+                                  "<|user|>no, {\"k\": \"</arg_value>\"}"};
+    for (const std::string& body : bodies) {
+        for (const bool spelled : {false, true}) {
+            SCOPED_TRACE(body + (spelled ? ", spelled" : ", tokens"));
+            std::vector<TokenId> ids =
+                tokens_of("</think><tool_call>write_file<arg_key>body</arg_key><arg_value>");
+            const auto append = [&](const std::vector<TokenId>& more) {
+                ids.insert(ids.end(), more.begin(), more.end());
+            };
+            const bool stops = body.find("<|user|>") != std::string::npos;
+            append(spelled || stops ? plain_tokens_of(body) : tokens_of(body));
+            append(
+                tokens_of("</arg_value><arg_key>path</arg_key><arg_value>a.py</arg_value>"
+                          "</tool_call><|observation|>"));
+            const Understood reply = same_for_all_steps(all_step_forms(ids), request);
+            ASSERT_EQ(reply.calls.size(), 1u);
+            EXPECT_EQ(reply.calls[0].name, "write_file");
+            EXPECT_EQ(Json::parse(reply.calls[0].arguments),
+                      Json({{"body", body}, {"path", "a.py"}}));
+            EXPECT_EQ(reply.content, "");
+            EXPECT_EQ(reply.finish, "tool_calls");
+        }
+    }
+}
+
 TEST(ChatTools, TagsInThinkingOrWithoutToolsAreNoCalls) {
     const auto thinking =
         tokens_of("I could <tool_call>f</tool_call> but no.</think>Done.<|endoftext|>");
@@ -489,6 +534,23 @@ TEST(ChatText, SplitCharactersArriveWhole) {
     EXPECT_EQ(cut.usage["completion_tokens"], 2);
 }
 
+// A character that the end of the thinking cuts in two is one U+FFFD, for every step size.
+TEST(ChatText, ACharacterCutByTheEndOfTheThinkingIsLostOnce) {
+    for (const std::string character : {"\xC3\xA9", "\xE6\x97\xA5", "\xF0\x9F\x90\x8E"}) {
+        for (std::size_t cut = 1; cut < character.size(); ++cut) {
+            std::vector<TokenId> ids = tokens_of("so ");
+            for (std::size_t i = 0; i < character.size(); ++i) {
+                if (i == cut) ids.push_back(tokens_of("</think>")[0]);
+                ids.push_back(nano_tokenizer().byte_token(static_cast<std::uint8_t>(character[i])));
+            }
+            ids.push_back(tokens_of("!")[0]);
+            const Understood reply = same_for_all_steps(all_step_forms(ids), ask());
+            EXPECT_EQ(reply.reasoning, "so \xEF\xBF\xBD");
+            EXPECT_EQ(reply.content, "!");
+        }
+    }
+}
+
 TEST(ChatText, EscapingIsHonest) {
     const std::string text =
         "quote \" back \\ line\nreturn\rtab\t bell\x07 nul-free del\x7f \xE2\x80\xA8 "
@@ -676,7 +738,7 @@ TEST(ChatErrors, FaultBeforeAndAfterTheFirstToken) {
         ASSERT_FALSE(stream.events.empty());
         EXPECT_EQ(stream.events.back()["error"]["code"], "numerical_fault");
     }
-    EXPECT_TRUE(server.settles());
+    server.settle();
 }
 
 TEST(ChatErrors, ReplayRunsOut) {
@@ -726,7 +788,7 @@ TEST(ChatErrors, FullQueueIsRefusedAndServedLater) {
     EXPECT_EQ(refused.json()["error"]["code"], "queue_full");
     EXPECT_NE(refused.header("retry-after"), "");
     clients.clear();
-    EXPECT_TRUE(server.settles());
+    server.settle();
     EXPECT_EQ(server.chat(ask()).status, 200);
 }
 

@@ -1,4 +1,5 @@
-// A small HTTP client for tests: raw bytes out, replies and events in, every wait bounded.
+// A small HTTP client for tests: raw bytes out, replies and events in.  It waits as long as the
+// connection stands.
 #pragma once
 
 #include <cstdint>
@@ -84,10 +85,8 @@ class HttpClient {
         return true;
     }
 
-    // More bytes into the buffer; false at the end of the connection or after `wait_ms`.
-    bool receive(int wait_ms = 20000) {
-        pollfd poll_for{fd_, POLLIN, 0};
-        if (::poll(&poll_for, 1, wait_ms) <= 0) return false;
+    // More bytes into the buffer; false at the end of the connection.
+    bool receive() {
         char bytes[65536];
         const ssize_t count = ::recv(fd_, bytes, sizeof bytes, 0);
         if (count <= 0) return false;
@@ -95,11 +94,17 @@ class HttpClient {
         return true;
     }
 
+    // The same if some come within so many milliseconds.
+    bool receive_within(int wait_ms) {
+        pollfd poll_for{fd_, POLLIN, 0};
+        return ::poll(&poll_for, 1, wait_ms) > 0 && receive();
+    }
+
     const std::string& buffered() const { return buffer_; }
 
     // Whether the server has ended the connection.
-    bool ended(int wait_ms = 20000) {
-        while (receive(wait_ms)) {
+    bool ended() {
+        while (receive()) {
         }
         char byte = 0;
         return ::recv(fd_, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;

@@ -79,14 +79,13 @@ class ReplayServer {
         return std::atof(text.c_str() + text.find("} ", at) + 2);
     }
 
-    // Waits until nothing runs or waits in the engine; false if that does not come.
-    bool settles() const {
-        for (int i = 0; i < 2000; ++i) {
+    // Waits until nothing runs or waits in the engine.
+    void settle() const {
+        while (true) {
             const Json status = get("/status").json();
-            if (status["running"] == 0 && status["waiting"] == 0) return true;
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            if (status["running"] == 0 && status["waiting"] == 0) return;
+            std::this_thread::yield();
         }
-        return false;
     }
 
   private:

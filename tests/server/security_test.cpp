@@ -119,6 +119,74 @@ TEST(KeysTest, ChangesAreSeenAndOpenFilesRefused) {
     EXPECT_FALSE(server::KeyRing::load("/nonexistent/keys").ok());
 }
 
+TEST(KeysTest, ByteOrderMarksAreNoPartOfAKeyAndControlBytesNone) {
+    const auto load = [](const std::string& text) {
+        const KeyFile file(text);
+        return server::KeyRing::load(file.path());
+    };
+    for (const std::string text : {"\xef\xbb\xbfsecret\n", "\xef\xbb\xbf# keys\r\nme secret\r\n"}) {
+        const auto ring = load(text);
+        ASSERT_TRUE(ring.ok()) << ring.error().message();
+        server::HttpRequest request;
+        request.headers.push_back({"Authorization", "Bearer secret"});
+        EXPECT_TRUE(ring->label_of(request).has_value());
+    }
+    for (int byte = 0; byte < 128; ++byte) {
+        if ((byte >= 0x20 && byte != 0x7f) || byte == '\n' || byte == '\t' || byte == '\r')
+            continue;
+        const auto ring = load(std::string("good\nsec") + static_cast<char>(byte) + "ret\n");
+        ASSERT_FALSE(ring.ok()) << byte;
+        EXPECT_NE(ring.error().message().find("plain text"), std::string::npos);
+    }
+    // As an editor saves it in UTF-16.
+    EXPECT_FALSE(load(std::string("\xff\xfek\0e\0y\0\n\0", 10)).ok());
+}
+
+// A name of another site that resolves to this machine must not open a server without keys.
+TEST(HostTest, OnlyLoopbackNamesReachAServerWithoutKeys) {
+    const ReplayServer open(Lines{quick});
+    const auto status = [](const ReplayServer& server, const std::string& host,
+                           const std::string& path, const std::string& headers = "") {
+        HttpClient client = server.connect();
+        client.send("GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n" + headers + "\r\n");
+        return client.read_reply();
+    };
+    const std::string own[] = {"localhost",   "LocalHost:8000", "127.0.0.1",     "127.0.0.1:1",
+                               "127.8.9.1:2", "[::1]",          "[::1]:8000",    "localhost.",
+                               "a.localhost", "a.localhost:80", "localhost.:443"};
+    const std::string others[] = {"evil.example",
+                                  "evil.example:8000",
+                                  "127.0.0.1.evil.example",
+                                  "localhost.evil.example",
+                                  "evillocalhost",
+                                  "10.0.0.1",
+                                  "[::2]:8000",
+                                  "[::ffff:10.0.0.1]",
+                                  "127.0.0.1@evil.example",
+                                  "0.0.0.0",
+                                  "2130706433",
+                                  "[",
+                                  "[]",
+                                  ":8000",
+                                  ""};
+    for (const char* path : {"/status", "/v1/models", "/", "/health", "/assets/app.js"}) {
+        for (const std::string& host : own)
+            EXPECT_NE(status(open, host, path).status, 403) << host << path;
+        for (const std::string& host : others) {
+            const ClientReply reply = status(open, host, path);
+            EXPECT_EQ(reply.status, 403) << host << path;
+            EXPECT_EQ(reply.json()["error"]["code"], "forbidden_host") << host;
+        }
+    }
+    const KeyFile file("secret\n");
+    ReplayServerOptions options;
+    options.server.api_key_file = file.path();
+    const ReplayServer keyed(Lines{quick}, options);
+    for (const char* host : {"evil.example", "localhost", "10.0.0.1"}) {
+        EXPECT_EQ(status(keyed, host, "/status", "Authorization: Bearer secret\r\n").status, 200);
+    }
+}
+
 TEST(KeysTest, ARunningServerTakesNewKeys) {
     KeyFile file("before\n");
     ReplayServerOptions options;
@@ -190,6 +258,32 @@ TEST(ImagesTest, NoAddressIsEverOpened) {
     EXPECT_EQ(server.chat({{"messages", video}}).json()["error"]["code"], "unsupported_parameter");
 }
 
+// What cannot fit into the context however it is cut into tokens is refused before it is cut.
+TEST(HostileTest, TextFarBeyondTheContextIsRefusedUncut) {
+    ReplayServerOptions options;
+    options.context = 2000;
+    const ReplayServer server(Lines{quick}, options);
+    const auto longest =
+        server::ServedModel::load(nano_folder())->format.tokenizer().longest_token();
+    for (const char* letter : {"a", " ", "-", "\n", "1", "\xe6\x97\xa5"}) {
+        for (const std::size_t bytes : {2001 * longest, std::size_t{3'000'000}}) {
+            std::string text;
+            while (text.size() < bytes)
+                text += letter;
+            const ClientReply chat = server.chat({{"messages", user_message(text)}});
+            EXPECT_EQ(chat.status, 400);
+            EXPECT_EQ(chat.json()["error"]["code"], "context_length_exceeded") << chat.body;
+            EXPECT_EQ(chat.json()["error"]["param"], "messages");
+            const std::string message = chat.json()["error"]["message"];
+            EXPECT_NE(message.find("2000 tokens"), std::string::npos) << message;
+            const ClientReply counted =
+                server.connect().request("POST", "/tokenize", Json{{"prompt", text}}.dump());
+            EXPECT_EQ(counted.json()["error"]["code"], "context_length_exceeded") << counted.body;
+        }
+    }
+    EXPECT_EQ(server.chat({{"messages", user_message("short")}}).status, 200);
+}
+
 TEST(HostileTest, NestingAndSizesAreBounded) {
     const ReplayServer server(Lines{quick});
     const auto send = [&](const std::string& body) {
@@ -224,7 +318,8 @@ TEST(HostileTest, TenThousandMalformedRequestsAreAllAnswered) {
             R"("tools":[{"type":"function","function":{"name":"f","parameters":{}}}]})"),
         HttpClient::request_text("POST", "/tokenize", R"({"prompt":"Hello there"})"),
         HttpClient::request_text("GET", "/v1/models", {}, "Accept: */*\r\n"),
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n"
         "10\r\n{\"messages\":[{\"r\r\n19\r\nole\":\"user\",\"content\":\"x\"}\r\n2\r\n]}"
         "\r\n0\r\n\r\n"};
     std::mt19937 random(2026);
@@ -267,7 +362,7 @@ TEST(HostileTest, TenThousandMalformedRequestsAreAllAnswered) {
         }
     }
     EXPECT_GT(good, 50);  // some mutations hurt nothing, so the rest of the way was walked too
-    EXPECT_TRUE(server.settles());
+    server.settle();
     EXPECT_EQ(server.get("/health").status, 200);
 }
 

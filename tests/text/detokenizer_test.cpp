@@ -50,6 +50,36 @@ TEST(Detokenizer, GivesTheSameTextForEveryCut) {
     }
 }
 
+// A tag in the middle of a character: the character is lost once, and what follows it is not.
+TEST(Detokenizer, ACharacterCutByATagIsOneReplacement) {
+    std::mt19937 random(5);
+    for (const std::string character : {"\xC3\xA9", "\xE6\x97\xA5", "\xF0\x9F\x90\x8E"}) {
+        for (std::size_t cut = 1; cut < character.size(); ++cut) {
+            for (const std::string after : {"", "!", "\xC3\xA9", "\x80", "\xFF"}) {
+                const std::string rest = character.substr(cut) + after;
+                for (std::size_t split = 0; split <= rest.size(); ++split) {
+                    Detokenizer detokenizer;
+                    std::string before;
+                    detokenizer.append("ok" + character.substr(0, cut), before);
+                    detokenizer.close(before);
+                    EXPECT_EQ(before, "ok" + std::string(replacement_character));
+                    std::string text;
+                    detokenizer.append(rest.substr(0, split), text);
+                    detokenizer.append(rest.substr(split), text);
+                    EXPECT_EQ(text, with_replacements(after));
+                }
+            }
+            // What is no part of the character is not skipped.
+            Detokenizer detokenizer;
+            std::string text;
+            detokenizer.append(character.substr(0, cut), text);
+            detokenizer.close(text);
+            detokenizer.append("a\x80", text);
+            EXPECT_EQ(text, with_replacements(character.substr(0, cut) + "a\x80"));
+        }
+    }
+}
+
 TEST(Detokenizer, DropsACutTailWithoutAReplacement) {
     const std::string horse = "\xF0\x9F\x90\x8E";
     std::mt19937 random(4);

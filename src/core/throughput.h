@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace percheron::engine {
+namespace percheron {
 
 class Throughput {
   public:
@@ -53,4 +53,4 @@ class Throughput {
     std::array<Bucket, window_seconds> buckets_{};
 };
 
-}  // namespace percheron::engine
+}  // namespace percheron
