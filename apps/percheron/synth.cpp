@@ -9,6 +9,7 @@
 
 #include "byte_progress.h"
 #include "commands.h"
+#include "tools/inflate.h"
 #include "tools/model_path.h"
 
 namespace percheron::apps {
@@ -18,6 +19,8 @@ struct Arguments {
     std::string out;
     std::string format = "bf16";
     std::uint64_t shard_size = Bytes{5} << 30;
+    std::string inflated;  // model to make larger; empty: random values
+    std::uint64_t size = 0;
     tools::SynthOptions options;
 };
 
@@ -26,7 +29,24 @@ int fail(int code, const std::string& message) {
     return code;
 }
 
+int inflate(const Arguments& arguments) {
+    const auto model = tools::resolve_model(arguments.inflated);
+    if (!model.ok()) return fail(1, model.error().message());
+    tools::InflateOptions options;
+    options.size = arguments.size;
+    options.shard_limit = arguments.shard_size;
+    options.progress = ByteProgress("synth");
+    const auto report = tools::inflate(*model, arguments.out, options);
+    if (!report.ok()) return fail(1, report.error().message());
+    std::printf("%s: %zu tensors, %.2f MiB in %zu file%s; computes what %s does\n",
+                arguments.out.c_str(), report->tensors,
+                static_cast<double>(report->bytes) / (1024.0 * 1024.0), report->files,
+                report->files == 1 ? "" : "s", model->string().c_str());
+    return 0;
+}
+
 int run(Arguments& arguments) {
+    if (!arguments.inflated.empty()) return inflate(arguments);
     tools::SynthOptions& options = arguments.options;
     const auto format = checkpoint::spec_format(arguments.format);
     if (!format.ok()) return fail(2, format.error().message());
@@ -61,7 +81,8 @@ void add_synth(CLI::App& app, int& exit_code) {
         "and element only; synth:KEY=VALUE,... in place of a MODEL, with the flags' names as "
         "keys,\n"
         "is the same model without a file.\n\n"
-        "Example: percheron synth small --layers 8 --experts 16 --hidden 512 --format w4a16");
+        "Example: percheron synth small --layers 8 --experts 16 --hidden 512 --format w4a16\n"
+        "         percheron synth large --inflate models/nano --size 2GiB");
     command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
         ->required();
     tools::SynthOptions& options = arguments->options;
@@ -82,6 +103,12 @@ void add_synth(CLI::App& app, int& exit_code) {
     command->add_option("--shards", options.shards, "Exactly so many files")
         ->check(CLI::PositiveNumber)
         ->excludes(size);
+    auto* const inflated = command->add_option(
+        "--inflate", arguments->inflated,
+        "Widen this model's feed-forwards with zeros: same tokens, more bytes a token");
+    command->add_option("--size", arguments->size, "Of the widened model at most, e.g. 2GiB")
+        ->transform(CLI::AsSizeValue(false))
+        ->needs(inflated);
     command->add_flag("--split-pairs", options.split_pairs,
                       "Put the scales of weights into other files than the weights");
     command->add_option("--threads", options.threads, "Threads, 0 for all processors")
