@@ -188,7 +188,8 @@ void add_eval(CLI::App& app, int& exit_code) {
     auto* command =
         app.add_subcommand("eval", "Accuracy on fixed tasks, alone or against another model");
     auto arguments = std::make_shared<EvalArguments>();
-    command->add_option("model", arguments->model, "Model folder (default: the embedded nano)");
+    command->add_option("model", arguments->model,
+                        "Model folder or synth:KEY=VALUE,... (default: the embedded nano)");
     command->add_option("--items", arguments->items, "JSON lines of items, plain or zstd");
     command
         ->add_option("--drawn", arguments->drawn,

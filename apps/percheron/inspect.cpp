@@ -117,7 +117,8 @@ void add_inspect(CLI::App& app, int& exit_code) {
         "Reads headers only, unless --values is given.  Exits with 0 when the account could be "
         "given, whether or not the\n"
         "checkpoint runs.\n\nExample: percheron inspect models/nano --json");
-    command->add_option("MODEL", arguments->model, "Model folder (default: the embedded model)");
+    command->add_option("MODEL", arguments->model,
+                        "Model folder or synth:KEY=VALUE,... (default: the embedded model)");
     command->add_flag("--values", arguments->values, "Also look for NaN among all FP8 codes");
     command->add_flag("--json", arguments->json, "The account as JSON");
     command->callback([arguments, &exit_code] { exit_code = run(*arguments); });

@@ -6,7 +6,8 @@ namespace percheron::apps {
 
 void add_load_flags(CLI::App& command, LoadFlags& flags) {
     tools::LoadOptions& load = flags.load;
-    command.add_option("MODEL", flags.model, "Model folder (default: the embedded nano)");
+    command.add_option("MODEL", flags.model,
+                       "Model folder or synth:KEY=VALUE,... (default: the embedded nano)");
     command.add_option("--device", load.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
     command.add_option("--threads", load.threads, "Threads that compute, 0 for all processors")
         ->capture_default_str();

@@ -98,7 +98,8 @@ void add_score(CLI::App& app, int& exit_code) {
         "or\n"
         "caches, and is for comparing with other implementations.\n\n"
         "Example: percheron score models/nano --ids ids.json --top 5 --json");
-    command->add_option("MODEL", arguments->model, "Model folder (default: the embedded model)");
+    command->add_option("MODEL", arguments->model,
+                        "Model folder or synth:KEY=VALUE,... (default: the embedded model)");
     command->add_option("--ids", arguments->ids, "FILE with the token ids")->required();
     command->add_option("--top", arguments->top, "Most likely ids a position (default 0)");
     command->add_flag("--json", arguments->json, "Every figure as JSON");

@@ -149,7 +149,15 @@ Status serve(ServeOptions options) {
     PERCHERON_ASSIGN(options.flags.load.folder, tools::resolve_model(options.flags.model));
     PERCHERON_ASSIGN(const auto text, tools::text_folder(options.flags.load.folder));
     PERCHERON_ASSIGN(ServedModel model, ServedModel::load(text));
-    if (text != options.flags.load.folder) model.name = options.flags.model;
+    if (text != options.flags.load.folder) {
+        // A made-up model borrows the embedded one's tokenizer and template, nothing else.
+        PERCHERON_ASSIGN(const model::ModelConfig config,
+                         tools::read_model_config(options.flags.load.folder));
+        model.name = options.flags.model;
+        model.vocabulary = static_cast<std::uint32_t>(config.vocabulary);
+        model.context_limit = static_cast<std::uint32_t>(config.context_limit);
+        model.stop_tokens = config.stop_tokens;
+    }
     if (!options.flags.load.model_name.empty()) model.name = options.flags.load.model_name;
     options.flags.load.model_name = model.name;
     // The server refuses what is too much for the queue before the engine sees it.

@@ -168,7 +168,7 @@ Result<ModelConfig> read_text(const std::string& file, const std::string& path,
 
     config.experts = text.size("n_routed_experts", 1, 1u << 16);
     config.experts_per_token = text.size("num_experts_per_tok", 1, config.experts);
-    config.shared_experts = text.size("n_shared_experts", 0, 1024);
+    config.shared_experts = text.size("n_shared_experts", 1, 1024);
     config.normalise_router_weights = text.flag("norm_topk_prob");
     config.router_scale = text.number("routed_scaling_factor", 1e-6f, 1e6f);
     config.swiglu_limit = text.number("swiglu_limit", 1e-6f, 1e6f);

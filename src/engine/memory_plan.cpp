@@ -120,7 +120,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
 
     const cache::CacheShape& caches = needs.caches;
     plan.rows = {
-        {"weights, mapped", needs.weights},
+        {needs.weights_mapped ? "weights, mapped" : "weights, made up", needs.weights},
         {"program", needs.program},
         {"activations", needs.network.activations},
         {"stage working space", needs.network.stages},

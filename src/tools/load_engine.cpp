@@ -107,6 +107,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
             2 * vision_options.max_tokens * config.vision.out_hidden * sizeof(float);
     }
     needs.weights = source.weight_bytes;
+    needs.weights_mapped = !is_synthetic(options.folder.string());
     // On a GPU the plan is of its memory, which holds nothing of the program but what the driver
     // has already taken.
     if (!parts.backend->has_own_memory()) {
