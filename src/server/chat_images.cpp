@@ -31,6 +31,9 @@ ApiError wrong_image(const std::string& place, const Error& error) {
             place};
 }
 
+// Of all pictures of one request: decoding them takes seconds.
+constexpr std::size_t most_pixels = std::size_t{1} << 30;
+
 // One file, read as far as its header.
 struct ReadFile {
     std::vector<std::uint8_t> bytes;
@@ -113,6 +116,7 @@ ChatImages read_chat_images(std::vector<ImagePart> parts, const std::optional<Vi
     }
     std::vector<ReadFile> files;
     std::size_t tokens = 0;
+    std::size_t pixels = 0;
     for (ImagePart& part : parts) {
         auto bytes = bytes_of_data_url(std::exchange(part.url, ""));
         if (!bytes.ok()) {
@@ -127,6 +131,7 @@ ChatImages read_chat_images(std::vector<ImagePart> parts, const std::optional<Vi
         const vision::Canvas canvas =
             vision::plan_canvas(header->upright_height(), header->upright_width(), format->canvas);
         tokens += canvas.tokens;
+        pixels += header->width * header->height;
         files.push_back({std::move(*bytes), canvas});
     }
     if (tokens >= engine.context_tokens) {
@@ -136,6 +141,14 @@ ChatImages read_chat_images(std::vector<ImagePart> parts, const std::optional<Vi
                                     std::to_string(engine.context_tokens) +
                                     " tokens; send fewer or smaller images",
                                 "messages"};
+        return result;
+    }
+    if (pixels > most_pixels) {
+        result.error =
+            ApiError{400, "request_too_large",
+                     "the images have " + std::to_string(pixels) + " pixels altogether; at most " +
+                         std::to_string(most_pixels) + " are taken; send fewer or smaller images",
+                     "messages"};
         return result;
     }
     for (std::size_t i = 0; i < files.size(); ++i) {

@@ -439,6 +439,20 @@ TEST_F(HostileImagesTest, BombsAreRefusedByTheirHeader) {
     EXPECT_EQ(recording.count(), 0u);
 }
 
+// However large the context: pictures that would take minutes to decode are not begun.
+TEST(ImagesTest, PixelsOfOneRequestAreBounded) {
+    Recording recording;
+    const auto server = recording_server(recording, 1 << 20);
+    const std::string large = url_of(png_header_only(8000, 8000));
+    for (const std::size_t count : {17, 100}) {
+        const Json content(count, image_part(large));
+        const ClientReply reply =
+            server->chat({{"messages", Json::array({{{"role", "user"}, {"content", content}}})}});
+        expect_refused(reply, "request_too_large");
+    }
+    EXPECT_EQ(recording.count(), 0u);
+}
+
 TEST(ImagesTest, WithoutAVisionPartImagesAreRefused) {
     ReplayServerOptions options;
     options.vision = false;
