@@ -1,8 +1,10 @@
 """The official Python client against the server over replayed replies: models, chat, streams,
 tools, errors.  Needs the package `openai` and PERCHERON_BINARY."""
 
+import base64
 import json
 import os
+import pathlib
 import subprocess
 import tempfile
 import unittest
@@ -131,6 +133,23 @@ class OpenAIClient(unittest.TestCase):
             ],
         )
         self.assertEqual(answer.choices[0].message.content, "The answer is 42.")
+
+    def test_images(self):
+        path = pathlib.Path(__file__).parents[1] / "data" / "vision" / "image_a.png"
+        url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+        text = self.ask("plain")
+        part = {"type": "image_url", "image_url": {"url": url}}
+        seen = self.ask([part, part, {"type": "text", "text": "plain"}])
+        self.assertEqual(seen.choices[0].message.content, "The answer is 42.")
+        images = seen.usage.prompt_tokens_details.image_tokens
+        self.assertGreater(images, 31)
+        # Each stands between a begin and an end.
+        self.assertEqual(seen.usage.prompt_tokens, text.usage.prompt_tokens + images + 4)
+        for bad in ("https://127.0.0.1/a.png", "data:image/png;base64,AAAA"):
+            with self.assertRaises(openai.BadRequestError) as caught:
+                self.ask([{"type": "image_url", "image_url": {"url": bad}}])
+            self.assertEqual(caught.exception.code, "invalid_value")
+            self.assertEqual(caught.exception.param, "messages[0].content[0]")
 
     def test_logprobs(self):
         entries = self.ask("once more", logprobs=True, top_logprobs=1).choices[0].logprobs.content
