@@ -1,6 +1,7 @@
 #include "core/thread_pool.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <pthread.h>
 #include <sched.h>
@@ -134,6 +135,7 @@ void ThreadPool::run(std::uint32_t tasks, void* context, Task task) {
 
 void ThreadPool::take_tasks(std::uint32_t region, std::size_t thread) {
     const std::size_t count = threads_;
+    std::uint32_t done = 0;
     for (std::size_t step = 0; step < count; ++step) {
         const std::size_t owner = thread + step < count ? thread + step : thread + step - count;
         std::atomic<std::uint64_t>& share = shares_[owner].value;
@@ -146,9 +148,11 @@ void ThreadPool::take_tasks(std::uint32_t region, std::size_t thread) {
                                              std::memory_order_acq_rel, std::memory_order_acquire))
                 continue;
             task_(context_, next, thread);
-            finish(1);
+            ++done;
             seen = share.load(std::memory_order_acquire);
         }
+        // Once a share, not once a task: every thread writes this line.
+        if (done != 0) finish(std::exchange(done, 0));
     }
 }
 
