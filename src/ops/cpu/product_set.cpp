@@ -10,11 +10,13 @@ namespace {
 constexpr std::size_t worth_a_region = 40'000;
 // And a task should take a few microseconds.
 constexpr std::size_t least_task = 30'000;
-constexpr std::size_t tasks_per_thread = 4;
+constexpr std::size_t tasks_per_thread = 8;
 
-// Tasks end on multiples of what every tile divides; those of the prefill class on whole slices.
-constexpr std::size_t block_of(NumericClass numeric_class) {
-    return numeric_class == NumericClass::prefill ? 32 : 24;
+// Tasks end on multiples of what most tiles divide; those of the prefill class on whole slices.  The
+// inputs of FP8 products are scaled for a block of 128 outputs, so tasks do not cross one.
+constexpr std::size_t block_of(const Product& product) {
+    if (product.numeric_class == NumericClass::prefill) return 32;
+    return product.weight.format == WeightFormat::fp8_block ? 64 : 24;
 }
 
 // The work of one output: dequantising it, then one multiply-add for every row.
@@ -152,7 +154,7 @@ void ProductSet::run() {
     pieces_.clear();
     for (std::size_t i = 0; i < products_.size(); ++i) {
         const Product& product = products_[i];
-        const std::size_t least = block_of(product.numeric_class);
+        const std::size_t least = block_of(product);
         const std::size_t block =
             std::max<std::size_t>(1, task_work / (work_of_output(product) * least)) * least;
         for (std::size_t first = product.first; first < product.last; first += block)

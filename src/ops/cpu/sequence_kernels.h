@@ -52,12 +52,6 @@ struct KdaSlab {
             float* const from = row(i);
             const F k = V::set1(decayed_key[i]);
             const F q = Output ? V::set1(decayed_query[i]) : V::zero();
-            // The first pass meets the state in memory, half a row at a time: no pattern that the
-            // processor follows by itself.
-            if constexpr (!Pending)
-                for (int c = 0; c < C; ++c)
-                    __builtin_prefetch(
-                        from + 8 * head.state_stride + static_cast<std::size_t>(c) * V::lanes, 1);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 float* const at = from + static_cast<std::size_t>(c) * V::lanes;
