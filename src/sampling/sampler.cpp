@@ -48,6 +48,26 @@ Status check_row(std::span<const float> logits, Position position) {
     return {};
 }
 
+// The first of the largest finite logits.  Integers that order as the floats do, both zeros alike,
+// are what compilers find a maximum of with vectors.
+std::size_t first_largest(std::span<const float> logits) {
+    const auto key = [](float logit) {
+        const auto bits = std::bit_cast<std::int32_t>(logit + 0.0f);
+        return bits ^ (bits >> 31 & 0x7fffffff);
+    };
+    std::int32_t largest = std::numeric_limits<std::int32_t>::min();
+    for (const float logit : logits) {
+        largest = std::max(largest, key(logit));
+    }
+    const auto found = std::find_if(logits.begin(), logits.end(),
+                                    [&](float logit) { return key(logit) == largest; });
+    return static_cast<std::size_t>(found - logits.begin());
+}
+
+bool contains(std::span<const TokenId> list, TokenId token) {
+    return std::find(list.begin(), list.end(), token) != list.end();
+}
+
 Error no_token_left(Position position) {
     return Error(ErrorCode::internal,
                  "no token is allowed at position " + std::to_string(position) +
@@ -176,9 +196,17 @@ Result<TokenId> Sampler::choose(const SamplingRow& row) {
     return coupled_argmax(candidates, row.noise, row.position);
 }
 
-// The argmax without a list of candidates.
+// The argmax without a list of candidates, straight from the logits if nothing changes them.
 Result<TokenId> Sampler::choose_greedily(const SamplingRow& row) {
     PERCHERON_TRY(check_row(row.logits, row.position));
+    const SamplingParameters& parameters = *row.parameters;
+    if (row.allowed.empty() && parameters.logit_bias.empty() &&
+        (row.counts == nullptr || !uses_counts(parameters))) {
+        const auto best = TokenId(static_cast<int>(first_largest(row.logits)));
+        if (!contains(row.banned, best) && !contains(row.masked, best)) {
+            return best;
+        }
+    }
     std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
     penalise(row);
     exclude(row, 1);

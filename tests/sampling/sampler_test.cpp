@@ -216,6 +216,54 @@ TEST(Sampler, NeverGivesABannedOrMaskedIdWhateverTheBias) {
     EXPECT_GT(pushed, 1000);
 }
 
+TEST(Sampler, TakesTheFirstOfTheLargestLogitsThatIsNotExcluded) {
+    std::mt19937 random(31);
+    const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+    // Few values, so that ties are common; both zeros are one value.
+    const float values[] = {-0.0f, 0.0f, -1.5f, 2.0f, -3e38f, 3e38f, 1e-40f, -1e-40f};
+    for (int trial = 0; trial < 2000; ++trial) {
+        Case c;
+        c.parameters.temperature = 0.0f;
+        const std::size_t kinds = 2 + below(7);
+        c.logits.resize(2 + below(100));
+        for (float& logit : c.logits) {
+            logit = values[below(std::min<std::size_t>(kinds, 8))];
+        }
+        c.logits[0] = -5.0f;  // not all equal
+        for (std::vector<TokenId>* list : {&c.banned, &c.masked}) {
+            for (std::size_t i = below(4); i > 0; --i) {
+                list->push_back(TokenId(static_cast<int>(below(c.logits.size()))));
+            }
+        }
+        std::size_t best = c.logits.size();
+        for (std::size_t v = 0; v < c.logits.size(); ++v) {
+            const auto excluded = [&](const std::vector<TokenId>& list) {
+                return std::find(list.begin(), list.end(), TokenId(static_cast<int>(v))) !=
+                       list.end();
+            };
+            if (excluded(c.banned) || excluded(c.masked)) {
+                continue;
+            }
+            if (best == c.logits.size() || c.logits[v] > c.logits[best]) {
+                best = v;
+            }
+        }
+        Sampler sampler(c.logits.size());
+        SamplingRow row;
+        row.logits = c.logits;
+        row.parameters = &c.parameters;
+        row.banned = c.banned;
+        row.masked = c.masked;
+        const Result<TokenId> chosen = sampler.choose(row);
+        if (best == c.logits.size()) {
+            EXPECT_FALSE(chosen.ok());
+            continue;
+        }
+        ASSERT_TRUE(chosen.ok());
+        EXPECT_EQ(to_int(*chosen), static_cast<int>(best)) << trial;
+    }
+}
+
 TEST(Sampler, TopPKeepsTheTokenThatReachesTheShareAndNoMore) {
     // Probabilities 1/2, 1/4, 1/8, 1/8.
     Case c;
