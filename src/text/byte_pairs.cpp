@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <queue>
+#include <unordered_map>
 
 #include <xxhash.h>
 
@@ -175,54 +176,100 @@ void BytePairs::merge_short(std::string_view piece, std::vector<TokenId>& ids) c
         ids.push_back(TokenId{tokens[i]});
 }
 
+namespace {
+
+// Where pairs of one rank stand, for every rank that waits: the lowest rank comes out first, with
+// its places in order.  A heap of ranks and not of places, because a piece of many megabytes has
+// many places and few ranks.
+class WaitingPairs {
+  public:
+    void add(std::uint32_t rank, std::int32_t place) {
+        const auto link = static_cast<std::int32_t>(links_.size());
+        links_.push_back({place, -1});
+        const auto [entry, fresh] = lists_.try_emplace(rank, List{link, link});
+        if (fresh) {
+            ranks_.push(rank);
+            return;
+        }
+        links_[entry->second.last].next = link;
+        entry->second.last = link;
+    }
+
+    bool empty() const { return ranks_.empty(); }
+    std::uint32_t lowest() const { return ranks_.top(); }
+
+    // Takes the lowest rank out and writes its places to `places`, the leftmost first.
+    void take(std::vector<std::int32_t>& places) {
+        places.clear();
+        const auto entry = lists_.find(ranks_.top());
+        for (std::int32_t at = entry->second.first; at >= 0; at = links_[at].next)
+            places.push_back(links_[at].place);
+        lists_.erase(entry);
+        ranks_.pop();
+        if (lists_.empty()) links_.clear();
+        if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
+    }
+
+  private:
+    struct Link {
+        std::int32_t place;
+        std::int32_t next;  // of the same rank; -1: none
+    };
+    struct List {
+        std::int32_t first, last;
+    };
+    std::vector<Link> links_;
+    std::unordered_map<std::uint32_t, List> lists_;
+    std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, std::greater<>> ranks_;
+};
+
+}  // namespace
+
 void BytePairs::merge_long(std::string_view piece, std::vector<TokenId>& ids) const {
     struct Symbol {
-        std::int32_t token;
+        std::int32_t token;  // -1: joined to the one before
         std::int32_t previous;
-        std::int32_t next;  // -1 at the end; joined-away symbols have token -1
-    };
-    struct Candidate {
-        std::uint32_t rank;
-        std::int32_t at;
-        std::int32_t left;
-        std::int32_t right;
-        std::int32_t joined;
-        bool operator>(const Candidate& other) const {
-            return rank != other.rank ? rank > other.rank : at > other.at;
-        }
+        std::int32_t next;  // -1 at the end
     };
     const auto count = static_cast<std::int32_t>(piece.size());
     std::vector<Symbol> symbols(piece.size());
-    std::vector<Candidate> storage;
-    storage.reserve(piece.size());
-    std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates(
-        std::greater<>(), std::move(storage));
-    const auto propose = [&](std::int32_t left, std::int32_t right) {
-        if (left < 0 || right < 0) return;
-        const Joined joined = join(symbols[left].token, symbols[right].token);
-        if (joined.rank == no_rank) return;
-        candidates.push({joined.rank, left, symbols[left].token, symbols[right].token, joined.id});
-    };
     for (std::int32_t i = 0; i < count; ++i) {
         symbols[i] = {bytes_[static_cast<std::uint8_t>(piece[i])], i - 1,
                       i + 1 < count ? i + 1 : -1};
     }
+    WaitingPairs waiting;
+    const auto propose = [&](std::int32_t left, std::int32_t right) {
+        if (left < 0 || right < 0) return;
+        const Joined joined = join(symbols[left].token, symbols[right].token);
+        if (joined.rank != no_rank) waiting.add(joined.rank, left);
+    };
     for (std::int32_t i = 0; i + 1 < count; ++i)
         propose(i, i + 1);
-    while (!candidates.empty()) {
-        const Candidate best = candidates.top();
-        candidates.pop();
-        Symbol& left = symbols[best.at];
-        // A neighbour has changed since: the pair it has now was proposed on its own.
-        if (left.token != best.left || left.next < 0) continue;
-        Symbol& right = symbols[left.next];
-        if (right.token != best.right) continue;
-        left.token = best.joined;
-        left.next = right.next;
-        right.token = -1;
-        if (left.next >= 0) symbols[left.next].previous = best.at;
-        propose(left.previous, best.at);
-        propose(best.at, left.next);
+    std::vector<std::int32_t> places;
+    while (!waiting.empty()) {
+        const std::uint32_t rank = waiting.lowest();
+        waiting.take(places);
+        for (std::size_t i = 0; i < places.size(); ++i) {
+            const std::int32_t at = places[i];
+            Symbol& left = symbols[at];
+            if (left.token < 0 || left.next < 0) continue;
+            // A neighbour may have changed since: the pair it has now was proposed on its own.
+            const Joined joined = join(left.token, symbols[left.next].token);
+            if (joined.rank != rank) continue;
+            Symbol& right = symbols[left.next];
+            left.token = joined.id;
+            left.next = right.next;
+            right.token = -1;
+            if (left.next >= 0) symbols[left.next].previous = at;
+            propose(left.previous, at);
+            propose(at, left.next);
+            // In sound merges a pair ranks behind those that make its tokens; if not, it goes
+            // first.
+            if (!waiting.empty() && waiting.lowest() < rank) {
+                for (++i; i < places.size(); ++i)
+                    waiting.add(rank, places[i]);
+            }
+        }
     }
     for (std::int32_t i = 0; i >= 0; i = symbols[i].next)
         ids.push_back(TokenId{symbols[i].token});
