@@ -158,8 +158,11 @@ Result<bool> run_load(LoadBench bench) {
 
 void add_bench(CLI::App& app, int& exit_code) {
     const auto bench = std::make_shared<LoadBench>();
-    CLI::App* command = app.add_subcommand("bench", "Measure a server");
+    CLI::App* command =
+        app.add_subcommand("bench", "Measure the machine, a model's steps, a server");
     command->require_subcommand(1);
+    add_bench_machine(*command, exit_code);
+    add_bench_step(*command, exit_code);
     CLI::App* load = command->add_subcommand(
         "load",
         "Open many streams at once, check their text, print rates.\n"
