@@ -78,7 +78,10 @@ void ImageQueue::advance() {
 
 std::unique_ptr<Sequence> ImageQueue::remove(const Sequence& sequence) {
     if (failure_ && failure_->first == &sequence) failure_.reset();
-    return take_from(waiting_, sequence);
+    std::unique_ptr<Sequence> taken = take_from(waiting_, sequence);
+    // An image that nobody waits for any more is not finished.
+    if (waiting_.empty()) encoding_.reset();
+    return taken;
 }
 
 Bytes feature_bytes(const std::vector<PromptImage>& images, std::size_t hidden) {

@@ -193,6 +193,10 @@ std::string Metrics::render(const EngineDescription& engine, const EngineStatus&
                status.prefill_tokens_per_second);
     page.gauge("decode_tokens_per_second", "Over the last seconds.",
                status.decode_tokens_per_second);
+    page.counter("images_encoded_total", "Images that went through the vision tower.",
+                 status.images_encoded);
+    page.counter("images_reused_total", "Images of requests whose features were there already.",
+                 status.images_reused);
     page.counter("loops_total", "Replies ended by the loop guard.", loops);
     page.counter("deadlines_total", "Replies ended by their deadline.", deadlines);
     page.counter("disconnects_total", "Requests whose client went away.", disconnects);

@@ -92,6 +92,13 @@ def main():
                 status, reply = server.ask("What color is the background?",
                                            plain_png(side, colour))
                 replies.add(reply["choices"][0]["message"]["content"])
+        # Two pictures of the goldens and four plain ones; whatever came again was not encoded again.
+        with urllib.request.urlopen(server.url + "/metrics") as reply:
+            metrics = reply.read().decode()
+        for name, number in (("encoded", 6), ("reused", 4 + 4)):
+            line = f'percheron:images_{name}_total{{model_name="nano"}} {number}'
+            if line not in metrics.splitlines():
+                sys.exit(f"no {line!r} in {[x for x in metrics.splitlines() if 'images' in x]}")
         if len(replies) < 2:
             sys.exit(f"the same answer whatever the colour: {replies}")
 
