@@ -295,7 +295,7 @@ void bench_turn(int rows) {
     const OnDevice<float> output(check::normals(random, static_cast<std::size_t>(rows) * hidden)),
         base(check::normals(random, 24)), scale(check::normals(random, 3)),
         norm(check::normals(random, hidden));
-    OnDevice<__nv_bfloat16> normed(static_cast<std::size_t>(rows) * hidden);
+    OnDevice<__nv_bfloat16> normed(static_cast<std::size_t>(rows) * ops::cuda::row_parts * hidden);
     both("mhc turn", rows, static_cast<double>(fn_bytes) + rows * hidden * 40.0,
          [&](bool dependent) {
              return microseconds(copies, [&](cudaStream_t stream, int call) {
@@ -334,13 +334,12 @@ void bench_experts(WeightFormat format, int rows) {
         bias(std::vector<float>(experts, 0.0f));
     check::Random random(11);
     constexpr int inputs = 8;
-    const auto x_host =
-        check::normals(random, static_cast<std::size_t>(inputs) * rows * hidden, 0.1f);
-    const OnDevice<float> x(x_host);
-    const OnDevice<__nv_bfloat16> x_bf16(check::as_bf16(x_host));
+    constexpr int stride = ops::cuda::row_parts * hidden;
+    const OnDevice<__nv_bfloat16> x(check::as_bf16(
+        check::normals(random, static_cast<std::size_t>(inputs) * rows * stride, 0.1f)));
     const std::size_t pairs = static_cast<std::size_t>(rows) * chosen;
     OnDevice<std::uint32_t> chosen_experts(pairs), order(pairs);
-    OnDevice<float> chosen_weights(pairs), logits(static_cast<std::size_t>(rows) * experts),
+    OnDevice<float> chosen_weights(pairs), logits(static_cast<std::size_t>(rows) * ops::cuda::row_parts * experts),
         pair_output(pairs * hidden), y(static_cast<std::size_t>(rows) * hidden),
         shared(static_cast<std::size_t>(rows) * hidden);
     OnDevice<ops::cuda::ExpertGroup> groups(pairs);
@@ -357,9 +356,11 @@ void bench_experts(WeightFormat format, int rows) {
                 routing.hidden = hidden;
                 routing.experts = experts;
                 routing.chosen = chosen;
-                routing.x = x.data() + static_cast<std::size_t>(call % inputs) * rows * hidden;
-                routing.weight = reinterpret_cast<const __nv_bfloat16*>(router_weights.data()) +
-                                 static_cast<std::size_t>(call % sets) * experts * hidden;
+                routing.x = x.data() + static_cast<std::size_t>(call % inputs) * rows * stride;
+                routing.weight.n = experts;
+                routing.weight.k = hidden;
+                routing.weight.data = router_weights.data() +
+                                      static_cast<std::size_t>(call % sets) * experts * hidden * 2;
                 routing.bias = bias.data();
                 routing.scale = 2.5f;
                 routing.logits = logits.data();
@@ -374,8 +375,8 @@ void bench_experts(WeightFormat format, int rows) {
                 product.ups = ups.data();
                 product.scales = ones.data();
                 product.up_scales = ones.data();
-                product.x = x_bf16.data() + static_cast<std::size_t>(call % inputs) * rows * hidden;
-                product.x_stride = hidden;
+                product.x = routing.x;
+                product.x_stride = stride;
                 product.pairs_per_row = chosen;
                 product.y = inside.data();
                 product.y_stride = inner;
@@ -390,9 +391,10 @@ void bench_experts(WeightFormat format, int rows) {
                 product.y = pair_output.data();
                 product.y_stride = hidden;
                 must(ops::cuda::expert_gemm(product, choice, 10.0f, context));
-                must(ops::cuda::sum_experts({rows, hidden, chosen, chosen_weights.data(),
-                                             pair_output.data(), shared.data(), y.data()},
-                                            context));
+                must(ops::cuda::sum_experts(
+                    {rows, hidden, {chosen, chosen_weights.data(), pair_output.data()},
+                     shared.data(), y.data()},
+                    context));
             });
         };
     };

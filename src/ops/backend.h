@@ -132,7 +132,7 @@ struct NetworkShape {
 };
 
 // What a placed matrix is read by: products only, or row by row (an embedding's rows, the gates of
-// the hyper-connections, the router), which a backend keeps as stored.
+// the hyper-connections), which a backend keeps as stored.
 enum class WeightUse : std::uint8_t { product, rows };
 
 class VisionStages;

@@ -37,14 +37,30 @@ struct RouterCase {
     std::size_t rows, hidden, experts, chosen;
 };
 
+// Rows as the turn leaves them: [row][part][columns].
+std::vector<__nv_bfloat16> in_parts(const std::vector<float>& x, std::size_t columns) {
+    constexpr std::size_t parts = ops::cuda::row_parts;
+    std::vector<__nv_bfloat16> result(x.size() * parts);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        float left = x[i];
+        for (std::size_t part = 0; part < parts; ++part) {
+            const __nv_bfloat16 value = __float2bfloat16_rn(left);
+            result[(i / columns * parts + part) * columns + i % columns] = value;
+            left -= __bfloat162float(value);
+        }
+    }
+    return result;
+}
+
 void check_router(const RouterCase& c, Random& random) {
     const StoredMatrix weight(WeightFormat::bf16, c.experts, c.hidden, random);
     const auto x = normals(random, c.rows * c.hidden, 3.0f);
     const auto bias = normals(random, c.experts, 0.1f);
     const std::size_t pairs = c.rows * c.chosen;
-    const OnDevice<float> x_memory(x), bias_memory(bias);
-    const OnDevice<std::uint8_t> weight_memory(weight.data());
-    OnDevice<float> logits(c.rows * c.experts);
+    const OnDevice<float> bias_memory(bias);
+    const OnDevice<__nv_bfloat16> x_memory(in_parts(x, c.hidden));
+    const PackedOnDevice packed(weight);
+    OnDevice<float> logits(c.rows * ops::cuda::row_parts * c.experts);
     const ChoiceMemory choice(pairs);
     ops::cuda::Routing routing;
     routing.rows = static_cast<int>(c.rows);
@@ -52,7 +68,7 @@ void check_router(const RouterCase& c, Random& random) {
     routing.experts = static_cast<int>(c.experts);
     routing.chosen = static_cast<int>(c.chosen);
     routing.x = x_memory.data();
-    routing.weight = reinterpret_cast<const __nv_bfloat16*>(weight_memory.data());
+    routing.weight = packed.view();
     routing.bias = bias_memory.data();
     routing.scale = 2.5f;
     routing.logits = logits.data();
@@ -165,13 +181,13 @@ KERNEL_TEST(experts_of_every_format) {
         const OnDevice<float> gate_scales(scales[0]), up_scales(scales[1]), down_scales(scales[2]);
 
         const auto x_bf16 = as_bf16(normals(random, rows * hidden, 4.0f));
-        const OnDevice<__nv_bfloat16> x(x_bf16);
         std::vector<float> x_wide(x_bf16.size());
         for (std::size_t i = 0; i < x_wide.size(); ++i)
             x_wide[i] = __bfloat162float(x_bf16[i]);
-        const OnDevice<float> x_wide_memory(x_wide);
+        const OnDevice<__nv_bfloat16> x(in_parts(x_wide, hidden));
+        constexpr std::size_t stride = ops::cuda::row_parts * hidden;
         const StoredMatrix router(WeightFormat::bf16, experts, hidden, random);
-        const OnDevice<std::uint8_t> router_memory(router.data());
+        const PackedOnDevice packed_router(router);
         // The first expert is everybody's: a group of more than eight pairs is cut.
         std::vector<float> bias(experts);
         bias[0] = 10.0f;
@@ -184,7 +200,7 @@ KERNEL_TEST(experts_of_every_format) {
             std::vector<float> weights, y;
         };
         const auto run = [&](std::size_t first, std::size_t count) {
-            OnDevice<float> logits(count * experts), pair_output(count * chosen * hidden),
+            OnDevice<float> logits(count * ops::cuda::row_parts * experts), pair_output(count * chosen * hidden),
                 y(count * hidden);
             OnDevice<__nv_bfloat16> inside(count * chosen * inner);
             const ChoiceMemory choice(count * chosen);
@@ -196,8 +212,8 @@ KERNEL_TEST(experts_of_every_format) {
             routing.hidden = hidden;
             routing.experts = experts;
             routing.chosen = chosen;
-            routing.x = x_wide_memory.data() + first * hidden;
-            routing.weight = reinterpret_cast<const __nv_bfloat16*>(router_memory.data());
+            routing.x = x.data() + first * stride;
+            routing.weight = packed_router.view();
             routing.bias = bias_memory.data();
             routing.scale = 2.5f;
             routing.logits = logits.data();
@@ -211,8 +227,8 @@ KERNEL_TEST(experts_of_every_format) {
             product.ups = ups.data();
             product.scales = gate_scales.data();
             product.up_scales = up_scales.data();
-            product.x = x.data() + first * hidden;
-            product.x_stride = hidden;
+            product.x = x.data() + first * stride;
+            product.x_stride = stride;
             product.pairs_per_row = chosen;
             product.y = inside.data();
             product.y_stride = inner;
@@ -231,9 +247,7 @@ KERNEL_TEST(experts_of_every_format) {
             CHECK_OK(ops::cuda::expert_gemm(product, choice.view(), 10.0f, {}));
             const ops::cuda::ExpertSum sum{static_cast<int>(count),
                                            hidden,
-                                           chosen,
-                                           choice.weights.data(),
-                                           pair_output.data(),
+                                           {chosen, choice.weights.data(), pair_output.data()},
                                            shared_memory.data() + first * hidden,
                                            y.data()};
             CHECK_OK(ops::cuda::sum_experts(sum, {}));

@@ -49,7 +49,7 @@ struct Turn {
 };
 
 struct TurnResult {
-    std::vector<float> streams, post, comb, normed, normed_wide, tap;
+    std::vector<float> streams, post, comb, normed, summed, normed_wide, tap;
 };
 
 TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std::size_t rows) {
@@ -63,8 +63,8 @@ TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std:
     const OnDevice<float> output(cut(turn.output, hidden)), base(turn.base), scale(turn.scale),
         norm(turn.norm);
     const OnDevice<std::uint8_t> fn(turn.fn.data());
-    OnDevice<__nv_bfloat16> normed(rows * hidden);
-    normed.poison();
+    OnDevice<__nv_bfloat16> parts(rows * ops::cuda::row_parts * hidden);
+    parts.poison();
     normed_wide.poison();
     tap.poison();
     ops::cuda::HyperConnectionTurn op;
@@ -80,17 +80,27 @@ TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std:
         op.next = {reinterpret_cast<const __nv_bfloat16*>(fn.data()), base.data(), scale.data(),
                    norm.data()};
     }
-    op.normed = normed.data();
+    op.normed = parts.data();
     op.normed_wide = normed_wide.data();
     op.tap = tap.data();
     CHECK_OK(ops::cuda::mhc_turn(op, {}));
-    return {streams.download(),         post.download(),        comb.download(),
-            widened(normed.download()), normed_wide.download(), tap.download()};
+    // The first parts, and the sums of all.
+    const std::vector<float> all = widened(parts.download());
+    std::vector<float> normed, summed;
+    for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t i = 0; i < hidden; ++i) {
+            const float* const first_part = all.data() + row * ops::cuda::row_parts * hidden + i;
+            normed.push_back(first_part[0]);
+            summed.push_back(first_part[0] + (first_part[hidden] + first_part[2 * hidden]));
+        }
+    }
+    return {streams.download(), post.download(),        comb.download(), normed,
+            summed,             normed_wide.download(), tap.download()};
 }
 
 TurnResult reference(const Turn& turn, bool update, bool last) {
     const std::size_t rows = turn.rows, hidden = turn.hidden;
-    TurnResult result{turn.streams, turn.post, turn.comb, {}, {}, {}};
+    TurnResult result{turn.streams, turn.post, turn.comb, {}, {}, {}, {}};
     result.normed_wide.resize(rows * hidden);
     result.tap.resize(rows * hidden);
     std::vector<float> pre(rows * 4);
@@ -150,6 +160,8 @@ KERNEL_TEST(mhc_turn_against_the_reference) {
                 check("post", got.post, expected.post, 1e-5);
                 check("comb", got.comb, expected.comb, 1e-5);
                 check("normed", got.normed, expected.normed, 3e-3);
+                CHECK_THAT(distance(got.summed, got.normed_wide) < 1e-7,
+                           "hidden %zu: the parts do not add up", hidden);
                 check("normed, unrounded", got.normed_wide, expected.normed_wide, 1e-5);
                 // Alone: the same bits.
                 const TurnResult alone = run(turn, update, last, 4, 1);

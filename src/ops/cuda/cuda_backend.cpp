@@ -146,7 +146,7 @@ Result<const void*> CudaBackend::place_experts(std::span<const FeedForwardWeight
 
 Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
-    return stage_scratch_bytes(shape, rows) + rows * shape.hidden * sizeof(__nv_bfloat16) +
+    return stage_scratch_bytes(shape, rows) + rows * row_parts * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
            StepBatch::bytes(rows, page_room(shape, rows));
 }
@@ -161,8 +161,8 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
                      DeviceMemory::allocate(stage_scratch_bytes(shape, rows), "the stages"));
     scratch_.use(scratch_memory_.data());
     PERCHERON_ASSIGN(
-        rounded_memory_,
-        DeviceMemory::allocate(rows * shape.hidden * sizeof(__nv_bfloat16), "the stages' inputs"));
+        parts_memory_,
+        DeviceMemory::allocate(rows * row_parts * shape.hidden * sizeof(__nv_bfloat16), "the stages' inputs"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
@@ -211,8 +211,10 @@ std::uint64_t CudaBackend::fingerprint_of(const RowBatch& batch,
 }
 
 Status CudaBackend::launch_all(const RowBatch&, const std::function<void()>& stages) {
-    rounded_from_ = nullptr;
+    parts_from_ = nullptr;
+    pairs_.reset();
     stages();
+    settle_pairs();
     if (error_) return *error_;
     return {};
 }

@@ -55,14 +55,19 @@ bool CudaBackend::only_noted(const Values&... values) {
     return true;
 }
 
-const __nv_bfloat16* CudaBackend::rounded(const Activations& x) {
-    auto* const memory = reinterpret_cast<__nv_bfloat16*>(rounded_memory_.data());
-    if (x.data != rounded_from_) {
-        note(round_rows(floats(x), static_cast<int>(x.rows), static_cast<int>(x.columns), memory,
+const __nv_bfloat16* CudaBackend::parts_of(const Activations& x) {
+    auto* const memory = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());
+    if (x.data != parts_from_) {
+        note(split_rows(floats(x), static_cast<int>(x.rows), static_cast<int>(x.columns), memory,
                         context_));
-        rounded_from_ = x.data;
+        parts_from_ = x.data;
     }
     return memory;
+}
+
+void CudaBackend::settle_pairs() {
+    if (pairs_) note(sum_experts(*pairs_, context_));
+    pairs_.reset();
 }
 
 void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
@@ -114,6 +119,12 @@ void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
     op.hidden = static_cast<int>(shape_.hidden);
     op.streams = floats(turn.streams);
     op.output = static_cast<const float*>(output);
+    if (pairs_ && pairs_->y == output) {
+        op.output = pairs_->shared;
+        op.pairs = pairs_->pairs;
+        pairs_.reset();
+    }
+    settle_pairs();
     op.post = floats(turn.gates.post);
     op.comb = floats(turn.gates.comb);
     if (turn.next != nullptr) {
@@ -129,11 +140,11 @@ void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
     op.iterations = static_cast<int>(shape_.sinkhorn_iterations);
     op.rms_eps = shape_.rms_eps;
     op.mhc_eps = shape_.mhc_eps;
-    op.normed = reinterpret_cast<__nv_bfloat16*>(rounded_memory_.data());
+    op.normed = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());
     op.normed_wide = floats(turn.normed);
     op.tap = static_cast<float*>(const_cast<void*>(tap));
     note(cuda::mhc_turn(op, context_));
-    rounded_from_ = turn.normed.data;
+    parts_from_ = turn.normed.data;
 }
 
 void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
@@ -141,20 +152,22 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
     if (only_noted(weights.q.data, weights.out.data, slots.state, slots.state_stride, slots.conv,
                    slots.conv_stride, slots.kept, slots.kept_stride, slots.ring, x.data, y.data))
         return;
+    settle_pairs();
     scratch_.restart();
     const int rows = static_cast<int>(batch.rows());
     const int hidden = static_cast<int>(shape_.hidden), dim = static_cast<int>(shape_.kda_dim);
     const int heads = static_cast<int>(shape_.kda_heads), width = heads * dim;
+    const int stride = row_parts * hidden;
     const KdaScratch s = KdaScratch::lay_out(scratch_, shape_, batch.rows());
-    const __nv_bfloat16* const in = rounded(x);
+    const __nv_bfloat16* const in = parts_of(x);
     float* const raw = s.projections;
     const FewRowProduct projections[] = {
-        product(packed_view(weights.q), in, hidden, raw, s.stride),
-        product(packed_view(weights.k), in, hidden, raw + width, s.stride),
-        product(packed_view(weights.v), in, hidden, raw + 2 * width, s.stride),
-        product(packed_view(weights.f_a), in, hidden, s.decay_rank, dim),
-        product(packed_view(weights.g_a), in, hidden, s.gate_rank, dim),
-        product(packed_view(weights.beta), in, hidden, raw + 3 * width, s.stride),
+        product(packed_view(weights.q), in, stride, raw, s.stride),
+        product(packed_view(weights.k), in, stride, raw + width, s.stride),
+        product(packed_view(weights.v), in, stride, raw + 2 * width, s.stride),
+        product(packed_view(weights.f_a), in, stride, s.decay_rank, dim),
+        product(packed_view(weights.g_a), in, stride, s.gate_rank, dim),
+        product(packed_view(weights.beta), in, stride, raw + 3 * width, s.stride),
     };
     multiply(projections, rows);
     const FewRowProduct expansions[] = {
@@ -204,6 +217,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
                    pages.pooled, pages.pooled_page_bytes, pages.tails, pages.tail_stride,
                    pages.tail_ring, x.data, y.data, most_pools, most_tokens))
         return;
+    settle_pairs();
     scratch_.restart();
     const int rows = static_cast<int>(all_rows), hidden = static_cast<int>(shape_.hidden);
     const int heads = static_cast<int>(shape_.attention_heads);
@@ -211,15 +225,16 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     const int keys = static_cast<int>(shape_.query_key_dim);
     const int values = static_cast<int>(shape_.value_dim);
     const int index_width = static_cast<int>(shape_.index_heads * shape_.index_dim);
+    const int stride = row_parts * hidden;
     const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, all_rows);
-    const __nv_bfloat16* const in = rounded(x);
+    const __nv_bfloat16* const in = parts_of(x);
     float* const raw = s.projections;
     const FewRowProduct projections[] = {
-        product(packed_view(weights.q_a), in, hidden, raw, s.stride),
-        product(packed_view(weights.kv_a), in, hidden, raw + s.latent_at, s.stride),
-        product(packed_view(weights.index_k), in, hidden, raw + s.key_at, s.stride),
-        product(packed_view(weights.index_gate), in, hidden, raw + s.gate_at, s.stride),
-        product(packed_view(weights.index_head_weights), in, hidden, raw + s.head_weights_at,
+        product(packed_view(weights.q_a), in, stride, raw, s.stride),
+        product(packed_view(weights.kv_a), in, stride, raw + s.latent_at, s.stride),
+        product(packed_view(weights.index_k), in, stride, raw + s.key_at, s.stride),
+        product(packed_view(weights.index_gate), in, stride, raw + s.gate_at, s.stride),
+        product(packed_view(weights.index_head_weights), in, stride, raw + s.head_weights_at,
                 s.stride),
     };
     multiply(projections, rows);
@@ -297,7 +312,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
 void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
                                __nv_bfloat16* inside, float* y) {
     const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
-    FewRowProduct gate = product(packed_view(weights.gate), x, hidden, inside, width);
+    FewRowProduct gate = product(packed_view(weights.gate), x, row_parts * hidden, inside, width);
     gate.up = packed_view(weights.up);
     multiply({&gate, 1}, rows);
     const FewRowProduct down = product(packed_view(weights.down), inside, width, y, hidden);
@@ -307,26 +322,24 @@ void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, cons
 void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch, Activations x,
                             Activations y) {
     if (only_noted(weights.gate.data, weights.down.data, x.data, y.data)) return;
+    settle_pairs();
     scratch_.restart();
     auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
-    feed_forward(weights, static_cast<int>(batch.rows()), rounded(x), inside, floats(y));
+    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y));
 }
 
 void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
                           Activations y) {
     if (only_noted(weights.router.data, weights.table, weights.shared.gate.data, x.data, y.data))
         return;
+    settle_pairs();
     scratch_.restart();
     const auto& table = *static_cast<const ExpertTable*>(weights.table);
     const int rows = static_cast<int>(batch.rows()), hidden = static_cast<int>(shape_.hidden);
     const int inner = static_cast<int>(shape_.expert_intermediate);
     const int chosen = static_cast<int>(shape_.experts_per_token);
     const ExpertsScratch s = ExpertsScratch::lay_out(scratch_, shape_, batch.rows());
-    const __nv_bfloat16* const in = rounded(x);
-    if (weights.router.format != WeightFormat::bf16) {
-        note(Error(ErrorCode::unsupported, "the CUDA router reads its matrix as bf16"));
-        return;
-    }
+    const __nv_bfloat16* const in = parts_of(x);
     feed_forward(weights.shared, rows, in, s.shared_inside, s.shared);
 
     Routing routing;
@@ -334,8 +347,8 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     routing.hidden = hidden;
     routing.experts = static_cast<int>(shape_.experts);
     routing.chosen = chosen;
-    routing.x = floats(x);
-    routing.weight = static_cast<const __nv_bfloat16*>(weights.router.data);
+    routing.x = in;
+    routing.weight = packed_view(weights.router);
     routing.bias = weights.router_bias;
     routing.scale = shape_.router_scale;
     routing.normalise = shape_.normalise_router_weights;
@@ -353,7 +366,7 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     inside.scales = table.gate_scales;
     inside.up_scales = table.up_scales;
     inside.x = in;
-    inside.x_stride = hidden;
+    inside.x_stride = row_parts * hidden;
     inside.pairs_per_row = chosen;
     inside.y = s.inside;
     inside.y_stride = inner;
@@ -382,15 +395,19 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
     const int width = static_cast<int>(shape_.hidden);
     const auto vocabulary = static_cast<std::size_t>(head.n);
     auto* const values = reinterpret_cast<float*>(logits_memory_.data());
-    const __nv_bfloat16* in = rounded(hidden);
+    settle_pairs();
+    const __nv_bfloat16* in = parts_of(hidden);
+    int stride = row_parts * width;
     if (!batch_.all_logits()) {
         auto* const wanted = reinterpret_cast<__nv_bfloat16*>(values + count * vocabulary);
         note(
-            gather_rows(in, batch_.logit_rows(), static_cast<int>(count), width, wanted, context_));
+            gather_rows(in, stride, batch_.logit_rows(), static_cast<int>(count), width, wanted,
+                        context_));
         in = wanted;
+        stride = width;
     }
     const FewRowProduct all =
-        product(packed_view(head), in, width, values, static_cast<int>(head.n));
+        product(packed_view(head), in, stride, values, static_cast<int>(head.n));
     multiply({&all, 1}, static_cast<int>(count));
     note(check(cudaMemcpyAsync(logits.data, values, count * vocabulary * sizeof(float),
                                cudaMemcpyDeviceToHost, stream_),

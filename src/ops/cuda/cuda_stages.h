@@ -77,8 +77,10 @@ class CudaBackend final : public Backend {
     bool failed() const { return error_.has_value(); }
 
     // ---- what stages share
-    // Rows of x as bf16: those that the last turn left beside it, or rounded now.
-    const __nv_bfloat16* rounded(const Activations& x);
+    // Rows of x in parts (row_parts.h): those that the last turn left beside it, or split now.
+    const __nv_bfloat16* parts_of(const Activations& x);
+    // Launches the sum that the last expert stage left to the turn, if no turn has taken it.
+    void settle_pairs();
     // Products that share their rows and k, one launch a format.
     void multiply(std::span<const FewRowProduct> products, int rows);
     void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
@@ -94,8 +96,9 @@ class CudaBackend final : public Backend {
     std::size_t most_rows_ = 0;
     DeviceMemory scratch_memory_;
     DeviceScratch scratch_;
-    DeviceMemory rounded_memory_;
-    const void* rounded_from_ = nullptr;  // whose rows rounded_memory_ holds
+    DeviceMemory parts_memory_;
+    const void* parts_from_ = nullptr;  // whose rows parts_memory_ holds
+    std::optional<ExpertSum> pairs_;    // what pairs_->y still lacks
     DeviceMemory logits_memory_;
     StepBatch batch_;
     StepGraphs graphs_;

@@ -12,6 +12,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "ops/cuda/few_row_gemm.h"
+
 namespace percheron::ops::cuda {
 
 inline constexpr unsigned full_warp = 0xffffffffu;
@@ -105,6 +107,23 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const voi
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
+}
+
+// Four columns of what a row's experts gave.
+__device__ inline float4 sum_of_pairs(const ExpertPairs& pairs, std::size_t row, int hidden,
+                                      int column) {
+    float4 total = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+    for (int j = 0; j < pairs.chosen; ++j) {
+        const std::size_t pair = row * pairs.chosen + j;
+        const float weight = pairs.weights[pair];
+        const float4 v = *reinterpret_cast<const float4*>(pairs.output + pair * hidden + column);
+        total.x = fmaf(weight, v.x, total.x);
+        total.y = fmaf(weight, v.y, total.y);
+        total.z = fmaf(weight, v.z, total.z);
+        total.w = fmaf(weight, v.w, total.w);
+    }
+    return total;
 }
 
 // Sum over the lanes of a warp, in a fixed order; every lane gets it.

@@ -65,26 +65,25 @@ __global__ void __launch_bounds__(threads) embed_kernel(const __grid_constant__ 
 }
 
 __global__ void __launch_bounds__(threads)
-    round_kernel(const float4* in, std::size_t count, uint2* out) {
+    split_kernel(const float* in, int columns, __nv_bfloat16* out) {
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const std::size_t i = blockIdx.x * static_cast<std::size_t>(threads) + threadIdx.x;
-    if (i >= count) return;
-    const float4 v = in[i];
-    const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y),
-                                    __floats2bfloat162_rn(v.z, v.w)};
-    out[i] = *reinterpret_cast<const uint2*>(pair);
+    const int column = (blockIdx.x * threads + threadIdx.x) * 4;
+    if (column >= columns) return;
+    const std::size_t row = blockIdx.y;
+    write_parts(*reinterpret_cast<const float4*>(in + row * columns + column),
+                out + row * row_parts * columns + column, columns);
 }
 
 __global__ void __launch_bounds__(threads)
-    gather_kernel(const uint4* in, const std::uint32_t* rows, int pieces, uint4* out) {
+    gather_kernel(const uint4* in, int stride, const std::uint32_t* rows, int pieces, uint4* out) {
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int piece = blockIdx.x * threads + threadIdx.x;
     if (piece >= pieces) return;
     const std::size_t from = rows[blockIdx.y];
     out[blockIdx.y * static_cast<std::size_t>(pieces) + piece] =
-        load_16(in + from * pieces + piece);
+        load_16(in + from * stride + piece);
 }
 
 unsigned blocks_of(std::size_t count) {
@@ -98,23 +97,21 @@ Status embed_rows(const Embedding& op, const LaunchContext& context) {
                   {dim3(blocks_of(op.table.k), op.rows), threads, 0}, context, op);
 }
 
-Status round_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
+Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
                   const LaunchContext& context) {
     if (columns % 4 != 0)
-        return Error(ErrorCode::invalid_argument, "rounded rows need a multiple of 4 columns");
-    const std::size_t count = static_cast<std::size_t>(rows) * columns / 4;
-    return launch("launching the rounding of rows", round_kernel,
-                  {dim3(blocks_of(count)), threads, 0}, context,
-                  reinterpret_cast<const float4*>(in), count, reinterpret_cast<uint2*>(out));
+        return Error(ErrorCode::invalid_argument, "split rows need a multiple of 4 columns");
+    return launch("launching the splitting of rows", split_kernel,
+                  {dim3(blocks_of(columns / 4), rows), threads, 0}, context, in, columns, out);
 }
 
-Status gather_rows(const __nv_bfloat16* in, const std::uint32_t* rows, int count, int columns,
-                   __nv_bfloat16* out, const LaunchContext& context) {
-    if (columns % 8 != 0)
+Status gather_rows(const __nv_bfloat16* in, int stride, const std::uint32_t* rows, int count,
+                   int columns, __nv_bfloat16* out, const LaunchContext& context) {
+    if (columns % 8 != 0 || stride % 8 != 0)
         return Error(ErrorCode::invalid_argument, "gathered rows need a multiple of 8 columns");
     return launch("launching the gathering of rows", gather_kernel,
                   {dim3(blocks_of(columns / 8), count), threads, 0}, context,
-                  reinterpret_cast<const uint4*>(in), rows, columns / 8,
+                  reinterpret_cast<const uint4*>(in), stride / 8, rows, columns / 8,
                   reinterpret_cast<uint4*>(out));
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/status.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/row_parts.h"
 #include "ops/weight_matrix.h"
 
 namespace percheron::ops::cuda {
@@ -22,12 +23,12 @@ struct Embedding {
 
 Status embed_rows(const Embedding& op, const LaunchContext& context);
 
-// out[i][*] = bf16(in[i][*]), nearest even; columns a multiple of 4.
-Status round_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
+// out[i][part][*] = the parts of in[i][*] (row_parts.h); columns a multiple of 4.
+Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
                   const LaunchContext& context);
 
-// out[i][*] = in[rows[i]][*]; columns a multiple of 8.
-Status gather_rows(const __nv_bfloat16* in, const std::uint32_t* rows, int count, int columns,
-                   __nv_bfloat16* out, const LaunchContext& context);
+// out[i][*] = in[rows[i] * stride + *]; columns and stride multiples of 8.
+Status gather_rows(const __nv_bfloat16* in, int stride, const std::uint32_t* rows, int count,
+                   int columns, __nv_bfloat16* out, const LaunchContext& context);
 
 }  // namespace percheron::ops::cuda

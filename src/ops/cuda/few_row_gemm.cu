@@ -25,6 +25,7 @@ struct Launch {
     Segment segments[largest_product_count];
     int segment_count;
     int units;
+    std::uint32_t units_reciprocal;  // 2^32 / units, rounded up
     int rows;
     int blocks;       // of k
     int slices_log2;  // slices of k; the warps of a block are slices x groups of tiles
@@ -55,6 +56,19 @@ struct Sizes {
     static constexpr int tile_sums = n_tiles * 128;  // floats
     static constexpr int shared_budget = 224 * 1024 / blocks_per_multiprocessor - 1024;
 };
+
+// Of a unit among those of all groups: its group, and its number there.  Exact for fewer units in
+// all than 2^32 / units of a group.
+struct GroupUnit {
+    int group, unit;
+};
+__device__ inline GroupUnit group_unit(const Launch& launch, int unit) {
+    const int group = launch.units == 1
+                          ? unit
+                          : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit),
+                                                      launch.units_reciprocal));
+    return {group, unit - group * launch.units};
+}
 
 // The segment of a unit; units only grow, so the search goes on from the last one.
 __device__ inline int segment_of(const Launch& launch, int segment, int unit) {
@@ -133,8 +147,9 @@ __global__ void __launch_bounds__(
         if (copy_left == 0) {
             int unit_of_matrix = copy_unit, expert = 0;
             if constexpr (grouped) {
-                expert = launch.groups[copy_unit / launch.units].expert;
-                unit_of_matrix = copy_unit % launch.units;
+                const GroupUnit own = group_unit(launch, copy_unit);
+                expert = launch.groups[own.group].expert;
+                unit_of_matrix = own.unit;
             } else {
                 copy_segment = segment_of(launch, copy_segment, copy_unit);
             }
@@ -180,8 +195,9 @@ __global__ void __launch_bounds__(
         int unit_of_matrix = unit, rows = launch.rows;
         ExpertGroup pairs = {};
         if constexpr (grouped) {
-            pairs = launch.groups[unit / launch.units];
-            unit_of_matrix = unit % launch.units;
+            const GroupUnit own = group_unit(launch, unit);
+            pairs = launch.groups[own.group];
+            unit_of_matrix = own.unit;
             rows = pairs.count;
         } else {
             segment = segment_of(launch, segment, unit);
@@ -234,6 +250,8 @@ __global__ void __launch_bounds__(
                         ring_memory + slot * slot_bytes + lane * 16 + j * block_size;
                     float block_sum[m_tiles][n_tiles][4] = {};
                     auto& target = scales_block_sums(format) ? block_sum : sum;
+                    [[maybe_unused]] float x_sum[n_tiles][4] = {};
+                    uint4 pair[m_tiles];
 #pragma unroll
                     for (int step = 0; step < 4; ++step) {
                         if constexpr (n_tiles > 1) {
@@ -243,10 +261,21 @@ __global__ void __launch_bounds__(
                                 x[step][t] = x_next[t];
                             if (step < 3 || left > 1) load_x(step + 1, x_next);
                         }
+                        if constexpr (format == WeightFormat::w4a16) {
+                            // Ones times x: every row of the product is the sum of x.
+                            constexpr std::uint32_t one = 0x3f803f80u;
+                            constexpr std::uint32_t ones[4] = {one, one, one, one};
+#pragma unroll
+                            for (int t = 0; t < n_tiles; ++t) {
+                                multiply_add(x_sum[t], ones, x[step][t].x, x[step][t].y);
+                                multiply_add(x_sum[t], ones, x[step][t].z, x[step][t].w);
+                            }
+                        }
 #pragma unroll
                         for (int m = 0; m < m_tiles; ++m) {
                             std::uint32_t a[2][4];
-                            load_step<format>(block + m * stage_bytes, step, lane, constants, a);
+                            load_step<format>(block + m * stage_bytes, step, lane, constants,
+                                              pair[m], a);
 #pragma unroll
                             for (int t = 0; t < n_tiles; ++t)
                                 multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
@@ -254,6 +283,11 @@ __global__ void __launch_bounds__(
                             for (int t = 0; t < n_tiles; ++t)
                                 multiply_add(target[m][t], a[1], x[step][t].z, x[step][t].w);
                         }
+                    }
+                    if constexpr (format == WeightFormat::w4a16) {
+#pragma unroll
+                        for (int m = 0; m < m_tiles; ++m)
+                            take_off_bias(block_sum[m], x_sum);
                     }
                     if constexpr (scales_block_sums(format)) {
 #pragma unroll
@@ -334,6 +368,9 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
         units += (s.tiles + per_unit - 1) / per_unit;
     }
     launch.units = units;
+    if (units > 1)
+        launch.units_reciprocal =
+            static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + units - 1) / units);
 
     constexpr int slot_bytes = stage_blocks * block_bytes(format) * m_tiles;
     const int sums_bytes = warps * m_tiles * serial * Size::tile_sums * 4;
@@ -383,7 +420,7 @@ Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) 
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
-                          : launch_kernel<format, 1, 1, 1, 2, false>(launch, context);
+                          : launch_kernel<format, 1, 2, 1, 2, false>(launch, context);
     }
     if constexpr (format == WeightFormat::bf16) {
         if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true>(launch, context);
@@ -397,7 +434,7 @@ Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& co
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
-                          : launch_kernel<format, 1, 1, 1, 2, false, true>(launch, context);
+                          : launch_kernel<format, 1, 2, 1, 2, false, true>(launch, context);
     }
     if constexpr (format == WeightFormat::bf16) {
         if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true, true>(launch, context);
@@ -406,8 +443,8 @@ Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& co
                   : launch_kernel<format, 1, 1, 1, 1, false, true>(launch, context);
 }
 
-int log2_of_slices(int k) {
-    const int slices = slice_count(k);
+int log2_of_slices(WeightFormat format, int k) {
+    const int slices = slice_count(format, k);
     return slices == 8 ? 3 : slices == 4 ? 2 : slices == 2 ? 1 : 0;
 }
 
@@ -425,7 +462,7 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
     launch.rows = rows;
     launch.limit = swiglu_limit;
     launch.blocks = products[0].weight.blocks();
-    launch.slices_log2 = log2_of_slices(products[0].weight.k);
+    launch.slices_log2 = log2_of_slices(format, products[0].weight.k);
     for (std::size_t i = 0; i < products.size(); ++i) {
         const FewRowProduct& product = products[i];
         const PackedMatrix& weight = product.weight;
@@ -492,7 +529,7 @@ Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, flo
     launch.rows = expert_group_rows;
     launch.limit = swiglu_limit;
     launch.blocks = blocks;
-    launch.slices_log2 = log2_of_slices(product.k);
+    launch.slices_log2 = log2_of_slices(product.format, product.k);
     launch.groups = choice.groups;
     launch.group_count = choice.group_count;
     launch.pair_order = choice.pair_order;

@@ -3,10 +3,11 @@
 //
 // Numerics.  x is bf16, products are exact, sums fp32.  A row of y is a function of its row of x
 // and of W alone: the same bits for every number and mixture of rows and on every device.
-//   * The k / 128 blocks of a matrix are cut into slice_count(k) runs of blocks (slice s holds
-//     blocks [s b / S, (s + 1) b / S)); the count depends on k only.
+//   * The k / 128 blocks of a matrix are cut into slice_count() runs of blocks (slice s holds
+//     blocks [s b / S, (s + 1) b / S)); the count depends on format and k only.
 //   * Inside a slice the tensor core adds 16 columns after the other; for fp8_block and w4a16 a
 //     block is summed from zero and added to the slice times its scale by one fused multiply-add.
+//     A w4a16 block is the sum of (16 + code) x, less 24 times the sum of x.
 //   * The slices' sums are added in order; nvfp4's global scale multiplies the result.
 //
 // With `up` the two matrices are multiplied by the same x and
@@ -41,9 +42,12 @@ struct FewRowProduct {
 
 inline constexpr int largest_product_count = 8;
 
-constexpr int slice_count(int k) {
+// Slices of at least two blocks; of 4-bit weights, whose blocks are small, of at least eight, so
+// that the meeting of the slices costs little beside them.
+constexpr int slice_count(WeightFormat format, int k) {
     const int blocks = (k + block_columns - 1) / block_columns;
-    return blocks >= 16 ? 8 : blocks >= 8 ? 4 : blocks >= 4 ? 2 : 1;
+    const int least = format == WeightFormat::w4a16 || format == WeightFormat::nvfp4 ? 8 : 2;
+    return blocks >= 8 * least ? 8 : blocks >= 4 * least ? 4 : blocks >= 2 * least ? 2 : 1;
 }
 
 // At most largest_product_count products of one format and one k, all plain or all with `up`.
@@ -72,13 +76,20 @@ struct ExpertProduct {
 Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, float swiglu_limit,
                    const LaunchContext& context);
 
-// y[r] = sum over j, ascending, of weights[r c + j] * pair_output[r c + j] + shared[r]; fp32.
+// What a row's experts gave: sum over j, ascending, of weights[r c + j] * output[r c + j]; fp32.
+struct ExpertPairs {
+    int chosen = 0;
+    const float* weights = nullptr;  // [rows * chosen]
+    const float* output = nullptr;   // [rows * chosen][hidden]
+};
+
+// y[r] = that sum + shared[r].  The turn of the hyper-connections that follows does the same by
+// itself.
 struct ExpertSum {
-    int rows = 0, hidden = 0, chosen = 0;
-    const float* weights = nullptr;      // [rows * chosen]
-    const float* pair_output = nullptr;  // [rows * chosen][hidden]
-    const float* shared = nullptr;       // [rows][hidden]
-    float* y = nullptr;                  // [rows][hidden]
+    int rows = 0, hidden = 0;
+    ExpertPairs pairs;
+    const float* shared = nullptr;  // [rows][hidden]
+    float* y = nullptr;             // [rows][hidden]
 };
 
 Status sum_experts(const ExpertSum& sum, const LaunchContext& context);

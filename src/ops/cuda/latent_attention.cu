@@ -7,7 +7,8 @@ namespace {
 constexpr int latent = attention_latent;
 constexpr int split_tokens = 256;
 constexpr int chunk_tokens = 64;
-constexpr int block_heads = 16;
+constexpr int block_heads = 32;
+constexpr int head_tiles = block_heads / 16;
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
 // Rows 16 bytes longer than a multiple of 128: the eight rows of a matrix load fall into different
@@ -19,7 +20,7 @@ constexpr int split_floats = latent + 4;  // of a head: the read, its maximum, i
 struct Shared {
     __nv_bfloat16 query[block_heads][row_elements];
     __nv_bfloat16 latents[2][chunk_tokens][row_elements];
-    float scores[block_heads][chunk_tokens + 4];
+    float scores[2][block_heads][chunk_tokens + 4];  // of either half of the columns
     __nv_bfloat16 weights[block_heads][weight_elements];
     float rescale[block_heads];
     std::size_t from[split_tokens];  // where the selected tokens' latents lie, in bytes
@@ -115,40 +116,67 @@ __global__ void __launch_bounds__(threads)
     fetch(0);
     fetch(1);
 
-    // The softmax of heads 2 warp and 2 warp + 1 is this warp's.
-    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-    float read[latent / warps / 8][4] = {};
+    // Scores: a warp has 16 heads, 32 of a chunk's tokens and half of the columns; its queries stay
+    // in registers.
+    const int head_tile = warp % 2, token_half = warp / 2 % 2, column_half = warp / 4;
+    constexpr int score_steps = latent / 2 / 16;
+    std::uint32_t query[score_steps][4];
+    {
+        const __nv_bfloat16* const from = shared.query[head_tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] +
+                                          column_half * (latent / 2) + 8 * (lane / 16);
+#pragma unroll
+        for (int step = 0; step < score_steps; ++step)
+            load_matrices(query[step], from + step * 16);
+    }
+    // The softmax of heads own_heads warp .. is this warp's.
+    constexpr int own_heads = block_heads / warps;
+    float maximum[own_heads], sum[own_heads];
+#pragma unroll
+    for (int own = 0; own < own_heads; ++own) {
+        maximum[own] = -INFINITY;
+        sum[own] = 0.0f;
+    }
+    float read[head_tiles][latent / warps / 8][4] = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
         wait_for_copies<1>();
         __syncthreads();
         __nv_bfloat16(*const c)[row_elements] = shared.latents[chunk % 2];
-
-        // Scores of eight tokens a warp.
-        float score[4] = {};
-        const __nv_bfloat16* const a_row =
-            shared.query[lane % 8 + 8 * (lane / 8 % 2)] + 8 * (lane / 16);
-        const __nv_bfloat16* const b_row = c[warp * 8 + lane % 8] + 8 * (lane / 8);
-#pragma unroll
-        for (int k = 0; k < latent; k += 32) {
-            std::uint32_t a[2][4], b[4];
-            load_matrices(a[0], a_row + k);
-            load_matrices(a[1], a_row + k + 16);
-            load_matrices(b, b_row + k);
-            multiply_add(score, a[0], b[0], b[1]);
-            multiply_add(score, a[1], b[2], b[3]);
-        }
-        const int token = warp * 8 + 2 * q;
         const int here = min(count - chunk * chunk_tokens, chunk_tokens);
+
+        float score[4][4] = {};
+        const __nv_bfloat16* const b_row =
+            c[token_half * 32 + lane % 8 + 8 * (lane / 16)] + column_half * (latent / 2) +
+            8 * (lane / 8 % 2);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            shared.scores[g + 8 * (i / 2)][token + i % 2] =
-                token + i % 2 < here ? score[i] * op.scale : -INFINITY;
+        for (int step = 0; step < score_steps; ++step) {
+#pragma unroll
+            for (int t = 0; t < 4; t += 2) {
+                std::uint32_t b[4];
+                load_matrices(b, b_row + t * 8 * row_elements + step * 16);
+                multiply_add(score[t], query[step], b[0], b[1]);
+                multiply_add(score[t + 1], query[step], b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            const int token = token_half * 32 + t * 8 + 2 * q;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                shared.scores[column_half][head_tile * 16 + g + 8 * (i / 2)][token + i % 2] =
+                    score[t][i];
+        }
         __syncthreads();
 
 #pragma unroll
-        for (int own = 0; own < 2; ++own) {
-            const int head = warp * 2 + own;
-            const float s0 = shared.scores[head][lane], s1 = shared.scores[head][lane + 32];
+        for (int own = 0; own < own_heads; ++own) {
+            const int head = warp * own_heads + own;
+            const auto scored = [&](int token) {
+                return token < here ? (shared.scores[0][head][token] +
+                                       shared.scores[1][head][token]) *
+                                          op.scale
+                                    : -INFINITY;
+            };
+            const float s0 = scored(lane), s1 = scored(lane + 32);
             float most = fmaxf(s0, s1);
 #pragma unroll
             for (int offset = 16; offset > 0; offset /= 2)
@@ -165,24 +193,35 @@ __global__ void __launch_bounds__(threads)
         }
         __syncthreads();
 
-        // The read: 64 columns a warp.
-        const float keep_low = shared.rescale[g], keep_high = shared.rescale[g + 8];
+        // The read: 64 columns a warp, all heads.
 #pragma unroll
-        for (int t = 0; t < latent / warps / 8; ++t) {
-            read[t][0] *= keep_low, read[t][1] *= keep_low;
-            read[t][2] *= keep_high, read[t][3] *= keep_high;
+        for (int tile = 0; tile < head_tiles; ++tile) {
+            const float keep_low = shared.rescale[tile * 16 + g];
+            const float keep_high = shared.rescale[tile * 16 + g + 8];
+#pragma unroll
+            for (int t = 0; t < latent / warps / 8; ++t) {
+                read[tile][t][0] *= keep_low, read[tile][t][1] *= keep_low;
+                read[tile][t][2] *= keep_high, read[tile][t][3] *= keep_high;
+            }
         }
 #pragma unroll
         for (int k = 0; k < chunk_tokens; k += 16) {
-            std::uint32_t a[4];
-            load_matrices(a, shared.weights[lane % 8 + 8 * (lane / 8 % 2)] + k + 8 * (lane / 16));
+            std::uint32_t a[head_tiles][4];
+#pragma unroll
+            for (int tile = 0; tile < head_tiles; ++tile)
+                load_matrices(a[tile],
+                              shared.weights[tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] + k +
+                                  8 * (lane / 16));
 #pragma unroll
             for (int t = 0; t < latent / warps / 8; t += 2) {
                 std::uint32_t b[4];
                 load_matrices_transposed(b, c[k + lane % 8 + 8 * (lane / 8 % 2)] +
                                                 warp * (latent / warps) + t * 8 + 8 * (lane / 16));
-                multiply_add(read[t], a, b[0], b[1]);
-                multiply_add(read[t + 1], a, b[2], b[3]);
+#pragma unroll
+                for (int tile = 0; tile < head_tiles; ++tile) {
+                    multiply_add(read[tile][t], a[tile], b[0], b[1]);
+                    multiply_add(read[tile][t + 1], a[tile], b[2], b[3]);
+                }
             }
         }
         __syncthreads();
@@ -190,19 +229,22 @@ __global__ void __launch_bounds__(threads)
     }
 
 #pragma unroll
-    for (int t = 0; t < latent / warps / 8; ++t) {
+    for (int tile = 0; tile < head_tiles; ++tile) {
 #pragma unroll
-        for (int high = 0; high < 2; ++high) {
-            const int head = g + 8 * high;
-            if (head < heads)
-                *reinterpret_cast<float2*>(partial_of(op, row, split, first_head + head) +
-                                           warp * (latent / warps) + t * 8 + 2 * q) =
-                    make_float2(read[t][2 * high], read[t][2 * high + 1]);
+        for (int t = 0; t < latent / warps / 8; ++t) {
+#pragma unroll
+            for (int high = 0; high < 2; ++high) {
+                const int head = tile * 16 + g + 8 * high;
+                if (head < heads)
+                    *reinterpret_cast<float2*>(partial_of(op, row, split, first_head + head) +
+                                               warp * (latent / warps) + t * 8 + 2 * q) =
+                        make_float2(read[tile][t][2 * high], read[tile][t][2 * high + 1]);
+            }
         }
     }
 #pragma unroll
-    for (int own = 0; own < 2; ++own) {
-        const int head = warp * 2 + own;
+    for (int own = 0; own < own_heads; ++own) {
+        const int head = warp * own_heads + own;
         if (lane == 0 && head < heads) {
             float* const to = partial_of(op, row, split, first_head + head) + latent;
             to[0] = maximum[own];

@@ -175,7 +175,11 @@ __global__ void __launch_bounds__(all_threads)
         for (int a = 0; a < streams; ++a)
             value[a] = *reinterpret_cast<const float4*>(x + a * hidden + i);
         if (turn.output != nullptr) {
-            const float4 y = *reinterpret_cast<const float4*>(turn.output + out_at + i);
+            float4 y = *reinterpret_cast<const float4*>(turn.output + out_at + i);
+            if (turn.pairs.chosen > 0) {
+                const float4 pairs = sum_of_pairs(turn.pairs, row, hidden, part * width + i);
+                y = make_float4(pairs.x + y.x, pairs.y + y.y, pairs.z + y.z, pairs.w + y.w);
+            }
             const float* const post = turn.post + row * streams;
             const float* const comb = turn.comb + row * streams * streams;
             float4 next[streams];
@@ -275,9 +279,10 @@ __global__ void __launch_bounds__(all_threads)
         const float4 w = *reinterpret_cast<const float4*>(norm + part * width + i);
         const float4 v =
             make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
-        const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y),
-                                        __floats2bfloat162_rn(v.z, v.w)};
-        *reinterpret_cast<uint2*>(turn.normed + out_at + i) = *reinterpret_cast<const uint2*>(pair);
+        write_parts(v,
+                    turn.normed + static_cast<std::size_t>(row) * row_parts * hidden +
+                        part * width + i,
+                    hidden);
         if (turn.normed_wide != nullptr)
             *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
     }

@@ -5,13 +5,15 @@
 // Eight thread blocks of a cluster share a row: each holds an eighth of the hidden channels of all
 // streams in shared memory, the partial products meet through the cluster's shared memory and are
 // added in the order of the blocks.  fp32 throughout, the product with fn included; only normed is
-// also given as bf16, which is what matrix products read.  Needs sm_90 or later.
+// also given in bf16 parts, which is what matrix products read.  Needs sm_90 or later.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include "core/status.h"
+#include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/row_parts.h"
 
 namespace percheron::ops::cuda {
 
@@ -27,13 +29,14 @@ struct HyperConnectionTurn {
     int hidden = 0;                     // D, a multiple of 32
     float* streams = nullptr;           // [rows][4 D], in and out
     const float* output = nullptr;      // [rows][D]; nullptr: the streams are not updated
+    ExpertPairs pairs;                  // added to the output (few_row_gemm.h)
     float* post = nullptr;              // [rows][4], in for the update, out for the next
     float* comb = nullptr;              // [rows][16], likewise
     HyperConnection next;               // fn == nullptr: the last turn of the network
     const float* final_norm = nullptr;  // [D], of the last turn
     int iterations = 20;
     float rms_eps = 1e-5f, mhc_eps = 1e-6f;
-    __nv_bfloat16* normed = nullptr;  // [rows][D]
+    __nv_bfloat16* normed = nullptr;  // [rows][row_parts][D], see row_parts.h
     float* normed_wide = nullptr;     // [rows][D] unrounded, or nullptr
     float* tap = nullptr;             // [rows][D], mean of the updated streams, or nullptr
 };

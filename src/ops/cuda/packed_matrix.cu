@@ -103,7 +103,12 @@ __global__ void pack_nibbles(Stored m, int blocks, std::size_t count, std::uint8
             const std::uint32_t code =
                 nibble_at<is_int4>(m, element_of(tile, block, step, product, lane, e));
             const int r = e / 2, half = e & 1;
-            word[w] |= code << (16 * half + (is_int4 ? 4 * r : 12 - 4 * r));
+            if (!is_int4)
+                word[w] |= code << (16 * half + 12 - 4 * r);
+            else if (r < 3)
+                word[w] |= code << (16 * half + 3 + 4 * r);
+            else
+                word[w] |= (code & 1u) << (16 * half + 15) | (code >> 1) << (16 * (1 - half));
         }
     }
     constexpr auto format = is_int4 ? WeightFormat::w4a16 : WeightFormat::nvfp4;

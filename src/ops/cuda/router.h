@@ -1,7 +1,8 @@
 // The router of a mixture of experts (ops/router.h), and the grouping of its choices for the
 // experts' products.
 //
-// logits = W x with unrounded fp32 x; s = sigmoid(logits); the `chosen` experts of the largest s +
+// logits = W x with unrounded fp32 x, by the same product as every other matrix's, a part of x at a
+// time; s = sigmoid(logits); the `chosen` experts of the largest s +
 // bias are taken, ties to the lower index; weight = scale * s_e / (sum of the taken s + 1e-20), or
 // scale * s_e without normalisation.
 //
@@ -15,6 +16,8 @@
 
 #include "core/status.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/packed_matrix.h"
+#include "ops/cuda/row_parts.h"
 
 namespace percheron::ops::cuda {
 
@@ -35,16 +38,16 @@ struct ExpertChoice {
 
 struct Routing {
     int rows = 0, hidden = 0, experts = 0, chosen = 0;
-    const float* x = nullptr;               // [rows][hidden]
-    const __nv_bfloat16* weight = nullptr;  // [experts][hidden], row-major as stored
-    const float* bias = nullptr;            // [experts]
+    const __nv_bfloat16* x = nullptr;  // [rows][row_parts][hidden]
+    PackedMatrix weight;               // [experts, hidden]
+    const float* bias = nullptr;       // [experts]
     float scale = 1.0f;
     bool normalise = true;
-    float* logits = nullptr;  // [rows][experts], scratch
+    float* logits = nullptr;  // [rows][row_parts][experts], scratch
     ExpertChoice choice;      // out
 };
 
-// At most 512 rows, 512 experts and 16 choices; hidden a multiple of 8.
+// At most 512 rows, 512 experts and 16 choices; hidden a multiple of 128.
 Status route(const Routing& routing, const LaunchContext& context);
 
 }  // namespace percheron::ops::cuda

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <cooperative_groups.h>
+
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/select_tokens.h"
 
@@ -120,74 +122,131 @@ __device__ std::uint32_t ordered(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// What the blocks that share a row show each other.
 struct SelectShared {
-    int histogram[256];
+    int histogram[2][256];  // of every other pass
+    int total[256];
     int above[select_warps], equal[select_warps];
+    int block_above, block_equal;
     std::uint32_t prefix;
     int wanted;
 };
 
-// One block a row.  Four passes of a radix search find the smallest taken score and how many of the
-// equal ones are taken; then every warp writes its run of the candidates, in order.
+// The blocks of a cluster, or a block alone.
+template <int blocks>
+struct RowBlocks {
+    __device__ static int rank() {
+        if constexpr (blocks == 1) return 0;
+#if __CUDA_ARCH__ >= 900
+        return static_cast<int>(cooperative_groups::this_cluster().block_rank());
+#else
+        return 0;
+#endif
+    }
+    __device__ static void meet() {
+#if __CUDA_ARCH__ >= 900
+        if constexpr (blocks > 1) {
+            cooperative_groups::this_cluster().sync();
+            return;
+        }
+#endif
+        __syncthreads();
+    }
+    __device__ static const SelectShared& of(SelectShared& own, int other) {
+#if __CUDA_ARCH__ >= 900
+        if constexpr (blocks > 1)
+            return *cooperative_groups::this_cluster().map_shared_rank(&own, other);
+#endif
+        return own;
+    }
+};
+
+// One block a row, or a cluster for many candidates, each block with a run of them in shared memory.
+// Four passes of a radix search find the smallest taken score and how many of the equal ones are
+// taken; then every warp writes its run of the candidates, in order.
+template <int blocks>
 __global__ void __launch_bounds__(select_threads)
-    select_kernel(const __grid_constant__ TokenSelection op) {
+    select_kernel(const __grid_constant__ TokenSelection op, int block_run) {
+    using Blocks = RowBlocks<blocks>;
+    extern __shared__ std::uint32_t keys[];  // [block_run]
     __shared__ SelectShared shared;
+    if (threadIdx.x < 512) (&shared.histogram[0][0])[threadIdx.x] = 0;
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const int row = blockIdx.x;
+    const int row = blockIdx.y, block = Blocks::rank();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const RowView view = row_view(op, row);
     std::uint32_t* const positions =
         op.positions + static_cast<std::size_t>(row) * op.positions_stride;
     const int taken = min(view.candidates, op.topk / pool);
     const int tail = view.visible - view.candidates * pool;
-    if (threadIdx.x == 0) op.counts[row] = taken * pool + tail;
-    if (threadIdx.x < tail)
-        positions[taken * pool + threadIdx.x] = view.candidates * pool + threadIdx.x;
+    if (block == 0) {
+        if (threadIdx.x == 0) op.counts[row] = taken * pool + tail;
+        if (threadIdx.x < tail)
+            positions[taken * pool + threadIdx.x] = view.candidates * pool + threadIdx.x;
+    }
     if (taken == view.candidates) {
-        for (int i = threadIdx.x; i < taken * pool; i += select_threads)
-            positions[i] = i;
+        if (block == 0) {
+            for (int i = threadIdx.x; i < taken * pool; i += select_threads)
+                positions[i] = i;
+        }
         return;
     }
 
     const float* const scores = op.scores + static_cast<std::size_t>(row) * op.most_pools;
+    const int block_first = block * block_run;
+    const int own = max(min(block_run, view.candidates - block_first), 0);
+    constexpr int ahead = 8;  // loads under way at a time
+    for (int base = 0; base < own; base += ahead * select_threads) {
+        float score[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+            const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
+            score[j] = i < own ? scores[block_first + i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+            const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
+            if (i < own) keys[i] = ordered(score[j]);
+        }
+    }
+    __syncthreads();
+
     std::uint32_t prefix = 0, mask = 0;
     int wanted = taken;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256) shared.histogram[threadIdx.x] = 0;
-        __syncthreads();
-        constexpr int ahead = 8;  // loads under way at a time
-        for (int base = 0; base < view.candidates; base += ahead * select_threads) {
-            float score[ahead];
 #pragma unroll
-            for (int j = 0; j < ahead; ++j) {
-                const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
-                score[j] = i < view.candidates ? scores[i] : 0.0f;
-            }
-#pragma unroll
-            for (int j = 0; j < ahead; ++j) {
-                const int i = base + j * select_threads + static_cast<int>(threadIdx.x);
-                const std::uint32_t key = ordered(score[j]);
-                if (i < view.candidates && (key & mask) == prefix)
-                    atomicAdd(&shared.histogram[(key >> shift) & 255u], 1);
-            }
+    for (int pass = 0; pass < 4; ++pass) {
+        const int shift = 24 - 8 * pass;
+        int* const histogram = shared.histogram[pass % 2];
+        for (int i = threadIdx.x; i < own; i += select_threads) {
+            const std::uint32_t key = keys[i];
+            if ((key & mask) == prefix) atomicAdd(&histogram[(key >> shift) & 255u], 1);
+        }
+        Blocks::meet();
+        if (threadIdx.x < 256) {
+            int total = 0;
+            for (int other = 0; other < blocks; ++other)
+                total += Blocks::of(shared, other).histogram[pass % 2][threadIdx.x];
+            shared.total[threadIdx.x] = total;
+            // Read by the others before they met.
+            shared.histogram[(pass + 1) % 2][threadIdx.x] = 0;
         }
         __syncthreads();
         if (warp == 0) {
             // Bins from the top, eight a lane: the bin in which the wanted-th largest lies.
-            int own = 0;
+            int of_lane = 0;
             for (int j = 0; j < 8; ++j)
-                own += shared.histogram[255 - (lane * 8 + j)];
-            int before = own;
+                of_lane += shared.total[255 - (lane * 8 + j)];
+            int before = of_lane;
             for (int offset = 1; offset < 32; offset *= 2) {
                 const int other = __shfl_up_sync(full_warp, before, offset);
                 if (lane >= offset) before += other;
             }
-            before -= own;
-            if (before < wanted && wanted <= before + own) {
+            before -= of_lane;
+            if (before < wanted && wanted <= before + of_lane) {
                 int bin = 255 - lane * 8;
-                while (before + shared.histogram[bin] < wanted) {
-                    before += shared.histogram[bin];
+                while (before + shared.total[bin] < wanted) {
+                    before += shared.total[bin];
                     --bin;
                 }
                 shared.prefix = prefix | static_cast<std::uint32_t>(bin) << shift;
@@ -201,11 +260,11 @@ __global__ void __launch_bounds__(select_threads)
     }
 
     // Taken: every score above the threshold, and the first `wanted` equal to it.
-    const int run = (view.candidates + select_warps * 32 - 1) / (select_warps * 32) * 32;
-    const int first = warp * run, end = min(first + run, view.candidates);
+    const int run = (own + select_warps * 32 - 1) / (select_warps * 32) * 32;
+    const int first = warp * run, end = min(first + run, own);
     int above = 0, equal = 0;
     for (int i = first + lane; i < first + run; i += 32) {
-        const std::uint32_t key = i < end ? ordered(scores[i]) : 0u;
+        const std::uint32_t key = i < end ? keys[i] : 0u;
         above += __popc(__ballot_sync(full_warp, i < end && key > prefix));
         equal += __popc(__ballot_sync(full_warp, i < end && key == prefix));
     }
@@ -219,8 +278,17 @@ __global__ void __launch_bounds__(select_threads)
         above_before += shared.above[w];
         equal_before += shared.equal[w];
     }
+    if (threadIdx.x == select_threads - 1) {
+        shared.block_above = above_before + above;
+        shared.block_equal = equal_before + equal;
+    }
+    Blocks::meet();
+    for (int other = 0; other < block; ++other) {
+        above_before += Blocks::of(shared, other).block_above;
+        equal_before += Blocks::of(shared, other).block_equal;
+    }
     for (int i = first + lane; i < first + run; i += 32) {
-        const std::uint32_t key = i < end ? ordered(scores[i]) : 0u;
+        const std::uint32_t key = i < end ? keys[i] : 0u;
         const bool is_above = i < end && key > prefix, is_equal = i < end && key == prefix;
         const std::uint32_t all_above = __ballot_sync(full_warp, is_above);
         const std::uint32_t all_equal = __ballot_sync(full_warp, is_equal);
@@ -228,12 +296,24 @@ __global__ void __launch_bounds__(select_threads)
         const int equal_rank = equal_before + __popc(all_equal & lower);
         if (is_above || (is_equal && equal_rank < wanted)) {
             const int place = above_before + __popc(all_above & lower) + min(equal_rank, wanted);
+            const std::uint32_t token = static_cast<std::uint32_t>(block_first + i) * pool;
             *reinterpret_cast<uint4*>(positions + place * pool) =
-                make_uint4(i * pool, i * pool + 1, i * pool + 2, i * pool + 3);
+                make_uint4(token, token + 1, token + 2, token + 3);
         }
         above_before += __popc(all_above);
         equal_before += __popc(all_equal);
     }
+    // Nobody leaves while another may still read its shared memory.
+    if constexpr (blocks > 1) Blocks::meet();
+}
+
+template <int blocks>
+Status launch_select(const TokenSelection& op, const LaunchContext& context) {
+    const int run = (op.most_pools + blocks - 1) / blocks;
+    return launch("launching the token selection", select_kernel<blocks>,
+                  {dim3(blocks, op.batch.rows), select_threads,
+                   static_cast<std::size_t>(run) * sizeof(std::uint32_t), blocks},
+                  context, op, run);
 }
 
 }  // namespace
@@ -252,8 +332,10 @@ Status select_tokens(const TokenSelection& op, const LaunchContext& context) {
                     score_warps * 32, 0},
                    context, op));
     }
-    return launch("launching the token selection", select_kernel,
-                  {dim3(op.batch.rows), select_threads, 0}, context, op);
+    // Below this a block alone is done before a cluster has met.
+    constexpr int most_of_one_block = 8192;
+    return op.most_pools > most_of_one_block ? launch_select<8>(op, context)
+                                             : launch_select<1>(op, context);
 }
 
 }  // namespace percheron::ops::cuda

@@ -56,7 +56,7 @@ ExpertsScratch ExpertsScratch::lay_out(DeviceScratch& scratch, const NetworkShap
                                        std::size_t rows) {
     const std::size_t pairs = rows * shape.experts_per_token;
     ExpertsScratch s;
-    s.logits = scratch.take<float>(rows * shape.experts);
+    s.logits = scratch.take<float>(rows * row_parts * shape.experts);
     s.choice.experts = scratch.take<std::uint32_t>(pairs);
     s.choice.weights = scratch.take<float>(pairs);
     s.choice.pair_order = scratch.take<std::uint32_t>(pairs);

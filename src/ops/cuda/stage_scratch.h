@@ -69,7 +69,7 @@ struct SparseScratch {
 };
 
 struct ExpertsScratch {
-    float* logits = nullptr;  // [R, E]
+    float* logits = nullptr;  // [R, row_parts, E]
     ExpertChoice choice;
     __nv_bfloat16* inside = nullptr;  // [pairs, I]
     float* pair_output = nullptr;     // [pairs, D]

@@ -11,16 +11,7 @@ __global__ void __launch_bounds__(threads) sum_kernel(const __grid_constant__ Ex
     let_next_kernel_start();
     const int row = blockIdx.y, i = (blockIdx.x * threads + threadIdx.x) * 4;
     if (i >= sum.hidden) return;
-    float4 total = make_float4(0, 0, 0, 0);
-    for (int j = 0; j < sum.chosen; ++j) {
-        const std::size_t pair = static_cast<std::size_t>(row) * sum.chosen + j;
-        const float weight = sum.weights[pair];
-        const float4 v = *reinterpret_cast<const float4*>(sum.pair_output + pair * sum.hidden + i);
-        total.x = fmaf(weight, v.x, total.x);
-        total.y = fmaf(weight, v.y, total.y);
-        total.z = fmaf(weight, v.z, total.z);
-        total.w = fmaf(weight, v.w, total.w);
-    }
+    const float4 total = sum_of_pairs(sum.pairs, row, sum.hidden, i);
     const std::size_t at = static_cast<std::size_t>(row) * sum.hidden + i;
     const float4 shared = *reinterpret_cast<const float4*>(sum.shared + at);
     *reinterpret_cast<float4*>(sum.y + at) =

@@ -117,8 +117,8 @@ __device__ inline std::uint32_t in_register() {
 
 // What the unpacking of 4-bit codes keeps at hand.
 struct UnpackConstants {
-    std::uint32_t nibbles = in_register<0x000f000fu>();
-    std::uint32_t of_128 = in_register<0x43004300u>();
+    std::uint32_t nibbles = in_register<0x00780078u>();
+    std::uint32_t of_16 = in_register<0x41804180u>();
 };
 
 // (a & b) | c in one instruction.
@@ -134,10 +134,12 @@ __device__ inline std::uint32_t small_fp8(std::uint32_t word) {
 }
 
 // The operand registers of one step (32 columns: two products) of a block.  `slot` is this lane's:
-// the block's first byte plus 16 a lane.
+// the block's first byte plus 16 a lane.  Steps come in order: `pair` keeps the codes of two steps
+// of a 4-bit format.  w4a16 codes are left 24 too high, see few_row_gemm.h.
 template <WeightFormat format>
 __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
-                                 const UnpackConstants& constants, std::uint32_t (&a)[2][4]) {
+                                 const UnpackConstants& constants, uint4& pair,
+                                 std::uint32_t (&a)[2][4]) {
     if constexpr (format == WeightFormat::bf16) {
 #pragma unroll
         for (int product = 0; product < 2; ++product) {
@@ -155,23 +157,23 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
             a[w / 2][2 * (w % 2) + 1] = multiply_bf16x2(small_fp8(words[w] << 8), two_to_120);
         }
     } else if constexpr (format == WeightFormat::w4a16) {
-        const uint2 word =
-            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + (step % 2) * 8);
-        const std::uint32_t words[2] = {word.x, word.y};
+        if (step % 2 == 0) pair = *reinterpret_cast<const uint4*>(slot + (step / 2) * 512);
+        const std::uint32_t words[2] = {step % 2 == 0 ? pair.x : pair.z,
+                                        step % 2 == 0 ? pair.y : pair.w};
 #pragma unroll
         for (int product = 0; product < 2; ++product) {
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                // 128 + code as bf16, then minus 136: code - 8, exactly.
-                const std::uint32_t shifted = words[product] >> (4 * r);
-                a[product][r] =
-                    add_bf16x2(and_or(shifted, constants.nibbles, constants.of_128), 0xc308c308u);
+                // 16 + code as bf16, exactly.
+                const std::uint32_t turned =
+                    __funnelshift_r(words[product], words[product], 4 * r);
+                a[product][r] = and_or(turned, constants.nibbles, constants.of_16);
             }
         }
     } else {
-        const uint2 word =
-            *reinterpret_cast<const uint2*>(slot + (step / 2) * 512 + (step % 2) * 8);
-        const std::uint32_t words[2] = {word.x, word.y};
+        if (step % 2 == 0) pair = *reinterpret_cast<const uint4*>(slot + (step / 2) * 512);
+        const std::uint32_t words[2] = {step % 2 == 0 ? pair.x : pair.z,
+                                        step % 2 == 0 ? pair.y : pair.w};
         const std::uint32_t scales = *reinterpret_cast<const std::uint16_t*>(
             slot + 1024 - lane * 16 + ((lane % 4) / 2) * 64 + (lane / 4) * 8 + step * 2);
         constexpr std::uint32_t two_to_119 = 0x7b007b00u;
@@ -209,6 +211,18 @@ __device__ inline float2 block_scales(const std::uint8_t* slot, int lane) {
         const std::uint32_t pair =
             *reinterpret_cast<const std::uint32_t*>(slot + 1024 - lane * 16 + (lane / 4) * 4);
         return {bf16_low(pair), bf16_high(pair)};
+    }
+}
+
+// Takes what w4a16 codes are too high off a block's sums: 24 times the sums of x, which lie as the
+// sums of the products do.
+template <int n_tiles>
+__device__ inline void take_off_bias(float (&block)[n_tiles][4], const float (&x_sum)[n_tiles][4]) {
+#pragma unroll
+    for (int t = 0; t < n_tiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            block[t][i] = fmaf(-24.0f, x_sum[t][i], block[t][i]);
     }
 }
 
