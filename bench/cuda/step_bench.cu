@@ -66,12 +66,14 @@ class DeviceWeights final : public model::WeightSource {
           values_(pool_values),
           bytes_(pool_values),
           scales_(pool_scales),
-          wide_scales_(pool_scales) {
+          wide_scales_(pool_scales), fp8_scales_(pool_scales) {
         fill_bytes<<<1024, 256>>>(bytes_.data(), bytes_.size());
         fill(values_.data(), values_.size(), 0.03f, 1);
         fill(scales_.data(), scales_.size(), 0.005f, 2);
         std::vector<float> wide(pool_scales, 2e-4f);
         wide_scales_.upload(wide);
+        std::vector<std::uint8_t> fp8(pool_scales, 0x38);  // one
+        fp8_scales_.upload(fp8);
     }
 
     bool has(std::string_view) const override { return true; }
@@ -91,9 +93,9 @@ class DeviceWeights final : public model::WeightSource {
             m.scales = m.format == WeightFormat::fp8_block
                            ? static_cast<const void*>(wide_scales_.data())
                        : m.format == WeightFormat::nvfp4
-                           ? static_cast<const void*>(bytes_.data() + start / 2)
+                           ? static_cast<const void*>(fp8_scales_.data())
                            : static_cast<const void*>(scales_.data());
-            m.global_scale = 1e-5f;
+            m.global_scale = 0.01f;
         }
         if (expert)
             expert_bytes = static_cast<double>(ops::stored_bytes(m)) * 3;
@@ -120,6 +122,7 @@ class DeviceWeights final : public model::WeightSource {
     check::OnDevice<std::uint8_t> bytes_;
     check::OnDevice<__nv_bfloat16> scales_;
     check::OnDevice<float> wide_scales_;
+    check::OnDevice<std::uint8_t> fp8_scales_;
     std::size_t next_ = 0;
 };
 

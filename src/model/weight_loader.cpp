@@ -91,7 +91,7 @@ Status WeightLoader::feed_forward(const std::string& at, std::size_t intermediat
 Status WeightLoader::experts(const std::string& at, std::vector<ops::FeedForwardWeights>& list,
                              ops::ExpertsWeights& out) {
     PERCHERON_TRY(
-        matrix(at + "gate", config_.experts, config_.hidden, out.router, ops::WeightUse::rows));
+        matrix(at + "gate", config_.experts, config_.hidden, out.router));
     PERCHERON_TRY(vector(at + "gate.e_score_correction_bias", config_.experts, out.router_bias));
     list.resize(config_.experts);
     for (std::size_t expert = 0; expert < config_.experts; ++expert) {

@@ -30,10 +30,12 @@ std::size_t page_room(const NetworkShape& shape, std::size_t rows) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, bool graphs)
+CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side,
+                         bool graphs)
     : device_(device),
       name_("cuda:" + std::to_string(device)),
       stream_(stream),
+      side_(side),
       use_graphs_(graphs),
       context_{stream, multiprocessors, true},
       weights_(stream) {}
@@ -42,6 +44,9 @@ CudaBackend::~CudaBackend() {
     cudaSetDevice(device_);
     cudaStreamSynchronize(stream_);
     graphs_.clear();
+    cudaEventDestroy(side_.leaves);
+    cudaEventDestroy(side_.returns);
+    cudaStreamDestroy(side_.stream);
     cudaStreamDestroy(stream_);
 }
 
@@ -304,8 +309,15 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
     cudaStream_t stream = nullptr;
     PERCHERON_TRY(cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                               "creating a CUDA stream"));
+    cuda::SideStream side;
+    PERCHERON_TRY(cuda::check(cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking),
+                              "creating a CUDA stream"));
+    for (cudaEvent_t* const event : {&side.leaves, &side.returns}) {
+        PERCHERON_TRY(cuda::check(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                                  "creating a CUDA event"));
+    }
     return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(
-        options.device, properties.multiProcessorCount, stream, options.graphs));
+        options.device, properties.multiProcessorCount, stream, side, options.graphs));
 }
 
 }  // namespace percheron::ops

@@ -71,6 +71,11 @@ void CudaBackend::settle_pairs() {
 }
 
 void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
+    multiply(products, rows, context_);
+}
+
+void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
+                           const LaunchContext& context) {
     constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
                                         WeightFormat::w4a16, WeightFormat::nvfp4};
     FewRowProduct same[largest_product_count];
@@ -81,7 +86,7 @@ void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
         }
         if (count > 0)
             note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows,
-                              shape_.swiglu_limit, context_));
+                              shape_.swiglu_limit, context));
     }
 }
 
@@ -310,13 +315,14 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
 }
 
 void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
-                               __nv_bfloat16* inside, float* y) {
+                               __nv_bfloat16* inside, float* y,
+                               const LaunchContext& context) {
     const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
     FewRowProduct gate = product(packed_view(weights.gate), x, row_parts * hidden, inside, width);
     gate.up = packed_view(weights.up);
-    multiply({&gate, 1}, rows);
+    multiply({&gate, 1}, rows, context);
     const FewRowProduct down = product(packed_view(weights.down), inside, width, y, hidden);
-    multiply({&down, 1}, rows);
+    multiply({&down, 1}, rows, context);
 }
 
 void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch, Activations x,
@@ -325,7 +331,8 @@ void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& b
     settle_pairs();
     scratch_.restart();
     auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
-    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y));
+    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y),
+                 context_);
 }
 
 void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
@@ -340,7 +347,9 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     const int chosen = static_cast<int>(shape_.experts_per_token);
     const ExpertsScratch s = ExpertsScratch::lay_out(scratch_, shape_, batch.rows());
     const __nv_bfloat16* const in = parts_of(x);
-    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared);
+    // The shared expert is computed beside the routed ones: while the few blocks of the router
+    // choose, it has the memory for itself.
+    note(check(cudaEventRecord(side_.leaves, stream_), "leaving the main stream"));
 
     Routing routing;
     routing.rows = rows;
@@ -356,6 +365,11 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     routing.choice = s.choice;
     routing.choice.touched = table.touched;
     note(route(routing, context_));
+    note(check(cudaStreamWaitEvent(side_.stream, side_.leaves), "leaving the main stream"));
+    LaunchContext beside = context_;
+    beside.stream = side_.stream;
+    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside);
+    note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
 
     ExpertProduct inside;
     inside.format = table.gate_format;

@@ -15,9 +15,16 @@
 
 namespace percheron::ops::cuda {
 
+// A second stream, and the events at which it leaves the first and comes back.
+struct SideStream {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t leaves = nullptr, returns = nullptr;
+};
+
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(int device, int multiprocessors, cudaStream_t stream, bool graphs);
+    CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side,
+                bool graphs);
     ~CudaBackend() override;
 
     std::string_view name() const override { return name_; }
@@ -84,11 +91,13 @@ class CudaBackend final : public Backend {
     // Products that share their rows and k, one launch a format.
     void multiply(std::span<const FewRowProduct> products, int rows);
     void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
-                      __nv_bfloat16* inside, float* y);
+                      __nv_bfloat16* inside, float* y, const LaunchContext& context);
+    void multiply(std::span<const FewRowProduct> products, int rows, const LaunchContext& context);
 
     int device_;
     std::string name_;
     cudaStream_t stream_;
+    SideStream side_;  // work beside the step's main line
     bool use_graphs_;
     LaunchContext context_;
     WeightPlacement weights_;

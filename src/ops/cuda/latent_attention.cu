@@ -80,30 +80,37 @@ __global__ void __launch_bounds__(threads)
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int first_head = blockIdx.x * block_heads, split = blockIdx.y, row = blockIdx.z;
+    const int heads = min(op.heads - first_head, block_heads);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    // What does not depend on one another is asked for together.
+    static_assert(threads == split_tokens);
     const int total = static_cast<int>(op.counts[row]);
+    const std::uint32_t position =
+        op.positions[static_cast<std::size_t>(row) * op.positions_stride +
+                     min(split * split_tokens + static_cast<int>(threadIdx.x),
+                         op.positions_stride - 1)];
+    const std::uint32_t sequence = op.batch.sequence_of_row[row];
     const int count = min(total - split * split_tokens, split_tokens);
     if (count <= 0) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (int i = threadIdx.x; i < block_heads * (latent / 8); i += threads) {
+        const int head = i / (latent / 8), part = i % (latent / 8);
+        __nv_bfloat16* const to = shared.query[head] + part * 8;
+        if (head < heads)
+            copy_16_async(to, op.absorbed +
+                                  (static_cast<std::size_t>(row) * op.heads + first_head + head) *
+                                      latent +
+                                  part * 8);
+        else
+            *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+    }
+    end_copy_group();
     if (threadIdx.x < count) {
-        const std::uint32_t position =
-            op.positions[static_cast<std::size_t>(row) * op.positions_stride +
-                         split * split_tokens + threadIdx.x];
-        const std::uint32_t first_page =
-            op.batch.sequences[op.batch.sequence_of_row[row]].first_page;
+        const std::uint32_t first_page = op.batch.sequences[sequence].first_page;
         shared.from[threadIdx.x] =
             op.batch.pages[first_page + position / 64] * op.pages.latent_page_bytes +
             static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
     }
-    static_assert(threads == split_tokens);
-    const int heads = min(op.heads - first_head, block_heads);
 
-    for (int i = threadIdx.x; i < block_heads * (latent / 8); i += threads) {
-        const int head = i / (latent / 8), part = i % (latent / 8);
-        const __nv_bfloat16* const from =
-            op.absorbed + (static_cast<std::size_t>(row) * op.heads + first_head + head) * latent;
-        *reinterpret_cast<uint4*>(shared.query[head] + part * 8) =
-            head < heads ? load_16(from + part * 8) : make_uint4(0, 0, 0, 0);
-    }
     const int chunks = (count + chunk_tokens - 1) / chunk_tokens;
     const auto fetch = [&](int chunk) {
         if (chunk < chunks)
@@ -115,6 +122,8 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
     fetch(0);
     fetch(1);
+    wait_for_copies<2>();  // the queries
+    __syncthreads();
 
     // Scores: a warp has 16 heads, 32 of a chunk's tokens and half of the columns; its queries stay
     // in registers.
@@ -262,17 +271,29 @@ __global__ void __launch_bounds__(latent / 4)
     const int splits = (static_cast<int>(op.counts[row]) + split_tokens - 1) / split_tokens;
     float maximum = -INFINITY, sum = 0.0f;
     float4 read = make_float4(0, 0, 0, 0);
-    for (int split = 0; split < splits; ++split) {
-        const float* const part = partial_of(op, row, split, head);
-        const float4 value = *reinterpret_cast<const float4*>(part + threadIdx.x * 4);
-        const float reached = fmaxf(maximum, part[latent]);
-        const float keep = expf(maximum - reached), add = expf(part[latent] - reached);
-        maximum = reached;
-        sum = sum * keep + part[latent + 1] * add;
-        read.x = read.x * keep + value.x * add;
-        read.y = read.y * keep + value.y * add;
-        read.z = read.z * keep + value.z * add;
-        read.w = read.w * keep + value.w * add;
+    constexpr int ahead = 9;  // splits whose results are under way at a time: all of 2,304 tokens
+    for (int base = 0; base < splits; base += ahead) {
+        float4 value[ahead];
+        float most[ahead], of_split[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            const float* const part = partial_of(op, row, min(base + i, splits - 1), head);
+            value[i] = *reinterpret_cast<const float4*>(part + threadIdx.x * 4);
+            most[i] = part[latent];
+            of_split[i] = part[latent + 1];
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            if (base + i >= splits) break;
+            const float reached = fmaxf(maximum, most[i]);
+            const float keep = expf(maximum - reached), add = expf(most[i] - reached);
+            maximum = reached;
+            sum = sum * keep + of_split[i] * add;
+            read.x = read.x * keep + value[i].x * add;
+            read.y = read.y * keep + value[i].y * add;
+            read.z = read.z * keep + value[i].z * add;
+            read.w = read.w * keep + value[i].w * add;
+        }
     }
     const float scale = 1.0f / sum;
     const __nv_bfloat162 out[2] = {__floats2bfloat162_rn(read.x * scale, read.y * scale),

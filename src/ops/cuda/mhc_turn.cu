@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <cooperative_groups.h>
 
 #include "ops/cuda/device.cuh"
@@ -15,17 +17,16 @@ constexpr int threads = warps * 32;
 constexpr int all_threads = threads + 32;
 constexpr int warp_gates = gates / warps;
 
-// What the blocks of a cluster show each other.
-struct Shown {
-    float mixes[gates];   // this block's part of fn f
-    float squares;        // of f
-    float input_squares;  // of u
+// What the blocks of a cluster write into each other's shared memory, by the writer's rank.
+struct Received {
+    float mixes[cluster_blocks][gates];          // parts of fn f
+    float squares[cluster_blocks][warps];        // of f
+    float input_squares[cluster_blocks][warps];  // of u
 };
 
 struct Totals {
     float mixes[gates];
     float pre[streams];
-    float warp_parts[warps];
 };
 
 // A barrier of the warps that share the row's channels.
@@ -38,15 +39,15 @@ __device__ void meet_all() {
     asm volatile("bar.sync 2, %0;" ::"n"(all_threads) : "memory");
 }
 
-__device__ float block_sum(float value, Totals& totals) {
-    value = warp_sum(value);
-    meet();
-    if (threadIdx.x % 32 == 0) totals.warp_parts[threadIdx.x / 32] = value;
-    meet();
+// The sum of what all warps of all blocks sent, in order.
+__device__ float sum_of(const float (&parts)[cluster_blocks][warps]) {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < warps; ++w)
-        sum += totals.warp_parts[w];
+    for (int block = 0; block < cluster_blocks; ++block) {
+        const float4 low = *reinterpret_cast<const float4*>(parts[block]);
+        const float4 high = *reinterpret_cast<const float4*>(parts[block] + 4);
+        sum += ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+    }
     return sum;
 }
 
@@ -92,7 +93,7 @@ __device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// The gates of the next update.  Keeps step with the other warps' barriers.
+// The gates of the next update, beside the other warps' work: they do not wait for it.
 __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, int lane,
                             const cooperative_groups::cluster_group& cluster,
                             const Totals& totals) {
@@ -101,6 +102,7 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
     if (turn.next.fn != nullptr) {
         cluster.sync();
         meet_all();
+        auto arrived = cluster.barrier_arrive();
         if (part == 0) {
             // Every block has read the old gates: they came before the sync of the cluster.
             if (lane < streams) {
@@ -123,9 +125,10 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
             }
             __syncwarp();
         }
+        cluster.barrier_wait(std::move(arrived));
+    } else {
+        cluster.sync();
     }
-    cluster.sync();
-    cluster.sync();
 }
 #endif
 
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(all_threads)
 #if __CUDA_ARCH__ >= 900
     namespace cg = cooperative_groups;
     extern __shared__ __align__(16) unsigned char memory[];
-    __shared__ Shown shown;
+    __shared__ __align__(16) Received received;
     __shared__ Totals totals;
     const cg::cluster_group cluster = cg::this_cluster();
     const int part = static_cast<int>(cluster.block_rank());
@@ -146,7 +149,10 @@ __global__ void __launch_bounds__(all_threads)
     __nv_bfloat16* const fn =
         reinterpret_cast<__nv_bfloat16*>(state + streams * width);  // [gates][streams][width]
 
+    // Nobody writes to a block that has not started.
+    auto started = cluster.barrier_arrive();
     if (warp == warps) {
+        cluster.barrier_wait(std::move(started));
         mixing_warp(turn, row, part, lane, cluster, totals);
         return;
     }
@@ -207,11 +213,12 @@ __global__ void __launch_bounds__(all_threads)
         if (turn.tap != nullptr) *reinterpret_cast<float4*>(turn.tap + out_at + i) = mean;
     }
 
+    cluster.barrier_wait(std::move(started));
     float pre[streams] = {0.25f, 0.25f, 0.25f, 0.25f};
     const float* norm = turn.final_norm;
     if (!last) {
         norm = turn.next.norm;
-        squares = block_sum(squares, totals);
+        squares = warp_sum(squares);
         wait_for_copies<0>();
         meet();
         // ---- this block's part of fn f, three gates a warp
@@ -231,18 +238,19 @@ __global__ void __launch_bounds__(all_threads)
 #pragma unroll
         for (int n = 0; n < warp_gates; ++n) {
             sum[n] = warp_sum(sum[n]);
-            if (lane == 0) shown.mixes[warp * warp_gates + n] = sum[n];
+            if (lane < cluster_blocks)
+                cluster.map_shared_rank(&received, lane)->mixes[part][warp * warp_gates + n] =
+                    sum[n];
         }
-        if (threadIdx.x == 0) shown.squares = squares;
+        if (lane < cluster_blocks)
+            cluster.map_shared_rank(&received, lane)->squares[part][warp] = squares;
         cluster.sync();
         if (threadIdx.x < gates) {
-            float mix = 0.0f, all = 0.0f;
+            float mix = 0.0f;
 #pragma unroll
-            for (int other = 0; other < cluster_blocks; ++other) {
-                const Shown* const of = cluster.map_shared_rank(&shown, other);
-                mix += of->mixes[threadIdx.x];
-                all += of->squares;
-            }
+            for (int other = 0; other < cluster_blocks; ++other)
+                mix += received.mixes[other][threadIdx.x];
+            const float all = sum_of(received.squares);
             mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
             totals.mixes[threadIdx.x] = mix;
             if (threadIdx.x < streams)
@@ -266,13 +274,12 @@ __global__ void __launch_bounds__(all_threads)
         *reinterpret_cast<float4*>(state + i) = u;
         input_squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
     }
-    input_squares = block_sum(input_squares, totals);
-    if (threadIdx.x == 0) shown.input_squares = input_squares;
+    input_squares = warp_sum(input_squares);
+    if (lane < cluster_blocks)
+        cluster.map_shared_rank(&received, lane)->input_squares[part][warp] = input_squares;
+    // Nobody touches another's shared memory behind this.
     cluster.sync();
-    float all = 0.0f;
-#pragma unroll
-    for (int other = 0; other < cluster_blocks; ++other)
-        all += cluster.map_shared_rank(&shown, other)->input_squares;
+    const float all = sum_of(received.input_squares);
     const float scale = 1.0f / sqrtf(all / static_cast<float>(hidden) + turn.rms_eps);
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         const float4 u = *reinterpret_cast<const float4*>(state + i);
@@ -286,8 +293,6 @@ __global__ void __launch_bounds__(all_threads)
         if (turn.normed_wide != nullptr)
             *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
     }
-
-    cluster.sync();  // nobody leaves while another may still read its shared memory
 #else
     __trap();
 #endif

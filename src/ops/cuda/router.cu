@@ -43,7 +43,7 @@ __device__ void choose(const Routing& routing, int row, int lane, std::uint16_t*
         int best_expert = most_experts;
 #pragma unroll
         for (int i = 0; i < own; ++i) {
-            if (key[i] > best) {
+            if (i * 32 < routing.experts && key[i] > best) {
                 best = key[i];
                 best_expert = i * 32 + lane;
             }
@@ -54,7 +54,7 @@ __device__ void choose(const Routing& routing, int row, int lane, std::uint16_t*
         float score = 0.0f;
 #pragma unroll
         for (int i = 0; i < own; ++i) {
-            if (expert == i * 32 + lane) {
+            if (i * 32 < routing.experts && expert == i * 32 + lane) {
                 key[i] = 0u;
                 score = scores[i];
             }

@@ -13,7 +13,7 @@ constexpr int pool = 4;
 constexpr int page_pools = 16;
 constexpr int most_heads = 32;
 constexpr int score_warps = 8;
-constexpr int pools_of_block = 1024;
+constexpr int pools_of_block = 256;
 constexpr int select_threads = 1024;
 constexpr int select_warps = select_threads / 32;
 
@@ -73,17 +73,25 @@ __global__ void __launch_bounds__(score_warps * 32)
 
     float* const scores = op.scores + static_cast<std::size_t>(row) * op.most_pools;
     const int end = min(first + pools_of_block, view.candidates);
-    for (int base = first + warp * 8; base < end; base += score_warps * 8) {
+    const auto load_keys = [&](int base, uint4(&b)[4]) {
         const std::size_t page = view.pages[base / page_pools];
         // Pools past the last candidate lie in the same page; what they score is not stored.
         const char* const key = static_cast<const char*>(op.pages.pooled) +
                                 page * op.pages.pooled_page_bytes +
                                 ((base % page_pools + g) * dim + q * 8) * 2;
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            b[step] = load_16(key + step * 64);
+    };
+    uint4 next[4];
+    if (first + warp * 8 < end) load_keys(first + warp * 8, next);
+    for (int base = first + warp * 8; base < end; base += score_warps * 8) {
         float sum[2][1][4] = {};
         uint4 b[4];
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            b[step] = load_16(key + step * 64);
+            b[step] = next[step];
+        if (base + score_warps * 8 < end) load_keys(base + score_warps * 8, next);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
