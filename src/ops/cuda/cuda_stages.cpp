@@ -397,8 +397,10 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     down.y = s.pair_output;
     down.y_stride = hidden;
     note(expert_gemm(down, s.choice, shape_.swiglu_limit, context_));
-    note(sum_experts({rows, hidden, chosen, s.choice.weights, s.pair_output, s.shared, floats(y)},
-                     context_));
+    note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
+    // The turn that follows adds the experts up as it reads them.
+    pairs_ = ExpertSum{
+        rows, hidden, {chosen, s.choice.weights, s.pair_output}, s.shared, floats(y)};
 }
 
 void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,

@@ -422,6 +422,10 @@ Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) 
                       : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
+#ifdef PERCHERON_TRY_THREE
+            return swiglu ? launch_kernel<format, 1, 2, 1, 1, true>(launch, context)
+                          : launch_kernel<format, 1, 2, 1, 1, false>(launch, context);
+#endif
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
                           : launch_kernel<format, 1, 2, 1, 2, false>(launch, context);
     }
