@@ -339,7 +339,8 @@ void bench_experts(WeightFormat format, int rows) {
         check::normals(random, static_cast<std::size_t>(inputs) * rows * stride, 0.1f)));
     const std::size_t pairs = static_cast<std::size_t>(rows) * chosen;
     OnDevice<std::uint32_t> chosen_experts(pairs), order(pairs);
-    OnDevice<float> chosen_weights(pairs), logits(static_cast<std::size_t>(rows) * ops::cuda::row_parts * experts),
+    OnDevice<float> chosen_weights(pairs),
+        logits(static_cast<std::size_t>(rows) * ops::cuda::row_parts * experts),
         pair_output(pairs * hidden), y(static_cast<std::size_t>(rows) * hidden),
         shared(static_cast<std::size_t>(rows) * hidden);
     OnDevice<ops::cuda::ExpertGroup> groups(pairs);
@@ -391,10 +392,12 @@ void bench_experts(WeightFormat format, int rows) {
                 product.y = pair_output.data();
                 product.y_stride = hidden;
                 must(ops::cuda::expert_gemm(product, choice, 10.0f, context));
-                must(ops::cuda::sum_experts(
-                    {rows, hidden, {chosen, chosen_weights.data(), pair_output.data()},
-                     shared.data(), y.data()},
-                    context));
+                must(ops::cuda::sum_experts({rows,
+                                             hidden,
+                                             {chosen, chosen_weights.data(), pair_output.data()},
+                                             shared.data(),
+                                             y.data()},
+                                            context));
             });
         };
     };

@@ -66,7 +66,8 @@ class DeviceWeights final : public model::WeightSource {
           values_(pool_values),
           bytes_(pool_values),
           scales_(pool_scales),
-          wide_scales_(pool_scales), fp8_scales_(pool_scales) {
+          wide_scales_(pool_scales),
+          fp8_scales_(pool_scales) {
         fill_bytes<<<1024, 256>>>(bytes_.data(), bytes_.size());
         fill(values_.data(), values_.size(), 0.03f, 1);
         fill(scales_.data(), scales_.size(), 0.005f, 2);
@@ -90,11 +91,10 @@ class DeviceWeights final : public model::WeightSource {
             m.data = values_.data() + start;
         } else {
             m.data = bytes_.data() + start;
-            m.scales = m.format == WeightFormat::fp8_block
-                           ? static_cast<const void*>(wide_scales_.data())
-                       : m.format == WeightFormat::nvfp4
-                           ? static_cast<const void*>(fp8_scales_.data())
-                           : static_cast<const void*>(scales_.data());
+            m.scales =
+                m.format == WeightFormat::fp8_block ? static_cast<const void*>(wide_scales_.data())
+                : m.format == WeightFormat::nvfp4   ? static_cast<const void*>(fp8_scales_.data())
+                                                    : static_cast<const void*>(scales_.data());
             m.global_scale = 0.01f;
         }
         if (expert)

@@ -200,8 +200,8 @@ KERNEL_TEST(experts_of_every_format) {
             std::vector<float> weights, y;
         };
         const auto run = [&](std::size_t first, std::size_t count) {
-            OnDevice<float> logits(count * ops::cuda::row_parts * experts), pair_output(count * chosen * hidden),
-                y(count * hidden);
+            OnDevice<float> logits(count * ops::cuda::row_parts * experts),
+                pair_output(count * chosen * hidden), y(count * hidden);
             OnDevice<__nv_bfloat16> inside(count * chosen * inner);
             const ChoiceMemory choice(count * chosen);
             pair_output.poison();

@@ -94,8 +94,8 @@ TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std:
             summed.push_back(first_part[0] + (first_part[hidden] + first_part[2 * hidden]));
         }
     }
-    return {streams.download(), post.download(),        comb.download(), normed,
-            summed,             normed_wide.download(), tap.download()};
+    return {streams.download(),     post.download(), comb.download(), normed, summed,
+            normed_wide.download(), tap.download()};
 }
 
 TurnResult reference(const Turn& turn, bool update, bool last) {

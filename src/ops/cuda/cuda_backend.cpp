@@ -151,7 +151,8 @@ Result<const void*> CudaBackend::place_experts(std::span<const FeedForwardWeight
 
 Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
-    return stage_scratch_bytes(shape, rows) + rows * row_parts * shape.hidden * sizeof(__nv_bfloat16) +
+    return stage_scratch_bytes(shape, rows) +
+           rows * row_parts * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
            StepBatch::bytes(rows, page_room(shape, rows));
 }
@@ -165,9 +166,9 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(scratch_memory_,
                      DeviceMemory::allocate(stage_scratch_bytes(shape, rows), "the stages"));
     scratch_.use(scratch_memory_.data());
-    PERCHERON_ASSIGN(
-        parts_memory_,
-        DeviceMemory::allocate(rows * row_parts * shape.hidden * sizeof(__nv_bfloat16), "the stages' inputs"));
+    PERCHERON_ASSIGN(parts_memory_,
+                     DeviceMemory::allocate(rows * row_parts * shape.hidden * sizeof(__nv_bfloat16),
+                                            "the stages' inputs"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),

@@ -315,8 +315,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
 }
 
 void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
-                               __nv_bfloat16* inside, float* y,
-                               const LaunchContext& context) {
+                               __nv_bfloat16* inside, float* y, const LaunchContext& context) {
     const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
     FewRowProduct gate = product(packed_view(weights.gate), x, row_parts * hidden, inside, width);
     gate.up = packed_view(weights.up);
@@ -331,8 +330,7 @@ void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& b
     settle_pairs();
     scratch_.restart();
     auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
-    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y),
-                 context_);
+    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y), context_);
 }
 
 void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
@@ -399,8 +397,8 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     note(expert_gemm(down, s.choice, shape_.swiglu_limit, context_));
     note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
     // The turn that follows adds the experts up as it reads them.
-    pairs_ = ExpertSum{
-        rows, hidden, {chosen, s.choice.weights, s.pair_output}, s.shared, floats(y)};
+    pairs_ =
+        ExpertSum{rows, hidden, {chosen, s.choice.weights, s.pair_output}, s.shared, floats(y)};
 }
 
 void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
@@ -416,9 +414,8 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
     int stride = row_parts * width;
     if (!batch_.all_logits()) {
         auto* const wanted = reinterpret_cast<__nv_bfloat16*>(values + count * vocabulary);
-        note(
-            gather_rows(in, stride, batch_.logit_rows(), static_cast<int>(count), width, wanted,
-                        context_));
+        note(gather_rows(in, stride, batch_.logit_rows(), static_cast<int>(count), width, wanted,
+                         context_));
         in = wanted;
         stride = width;
     }

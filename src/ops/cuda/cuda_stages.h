@@ -23,8 +23,7 @@ struct SideStream {
 
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side,
-                bool graphs);
+    CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side, bool graphs);
     ~CudaBackend() override;
 
     std::string_view name() const override { return name_; }

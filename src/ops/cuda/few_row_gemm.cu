@@ -50,9 +50,6 @@ struct Launch {
 template <WeightFormat format, int n_tiles, int m_tiles, int stage_blocks>
 struct Sizes {
     static constexpr int blocks_per_multiprocessor =
-#ifdef PERCHERON_TRY_THREE
-        n_tiles == 1 && m_tiles == 2 && (format == WeightFormat::w4a16 || format == WeightFormat::nvfp4) ? 3 :
-#endif
         n_tiles >= 4 || (format == WeightFormat::bf16 && m_tiles == 2) ? 1
         : n_tiles == 1 && format != WeightFormat::bf16 && m_tiles == 1 ? 4
                                                                        : 2;
@@ -66,10 +63,10 @@ struct GroupUnit {
     int group, unit;
 };
 __device__ inline GroupUnit group_unit(const Launch& launch, int unit) {
-    const int group = launch.units == 1
-                          ? unit
-                          : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit),
-                                                      launch.units_reciprocal));
+    const int group =
+        launch.units == 1
+            ? unit
+            : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), launch.units_reciprocal));
     return {group, unit - group * launch.units};
 }
 
@@ -422,10 +419,6 @@ Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) 
                       : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
-#ifdef PERCHERON_TRY_THREE
-            return swiglu ? launch_kernel<format, 1, 2, 1, 1, true>(launch, context)
-                          : launch_kernel<format, 1, 2, 1, 1, false>(launch, context);
-#endif
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
                           : launch_kernel<format, 1, 2, 1, 2, false>(launch, context);
     }
@@ -440,10 +433,6 @@ template <WeightFormat format>
 Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
-#ifdef PERCHERON_TRY_THREE
-            return swiglu ? launch_kernel<format, 1, 2, 1, 1, true, true>(launch, context)
-                          : launch_kernel<format, 1, 2, 1, 1, false, true>(launch, context);
-#endif
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
                           : launch_kernel<format, 1, 2, 1, 2, false, true>(launch, context);
     }

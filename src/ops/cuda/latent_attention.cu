@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/latent_attention.h"
 
@@ -7,8 +9,6 @@ namespace {
 constexpr int latent = attention_latent;
 constexpr int split_tokens = 256;
 constexpr int chunk_tokens = 64;
-constexpr int block_heads = 32;
-constexpr int head_tiles = block_heads / 16;
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
 // Rows 16 bytes longer than a multiple of 128: the eight rows of a matrix load fall into different
@@ -17,7 +17,13 @@ constexpr int row_elements = latent + 8;
 constexpr int weight_elements = chunk_tokens + 8;
 constexpr int split_floats = latent + 4;  // of a head: the read, its maximum, its sum, padding
 
+// A block has 16 heads, or 32 where rows are many: every latent is then fetched by half as many.  A
+// head's numbers are the same either way.
+constexpr int most_rows_of_small_blocks = 8;
+
+template <int head_tiles>
 struct Shared {
+    static constexpr int block_heads = 16 * head_tiles;
     __nv_bfloat16 query[block_heads][row_elements];
     __nv_bfloat16 latents[2][chunk_tokens][row_elements];
     float scores[2][block_heads][chunk_tokens + 4];  // of either half of the columns
@@ -72,11 +78,12 @@ __device__ void gather(const void* latents, const std::size_t* from, int count,
     }
 }
 
-template <bool is_fp8>
+template <bool is_fp8, int head_tiles>
 __global__ void __launch_bounds__(threads)
     split_kernel(const __grid_constant__ SelectedAttention op) {
+    constexpr int block_heads = 16 * head_tiles;
     extern __shared__ __align__(16) unsigned char memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    auto& shared = *reinterpret_cast<Shared<head_tiles>*>(memory);
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int first_head = blockIdx.x * block_heads, split = blockIdx.y, row = blockIdx.z;
@@ -96,10 +103,10 @@ __global__ void __launch_bounds__(threads)
         const int head = i / (latent / 8), part = i % (latent / 8);
         __nv_bfloat16* const to = shared.query[head] + part * 8;
         if (head < heads)
-            copy_16_async(to, op.absorbed +
-                                  (static_cast<std::size_t>(row) * op.heads + first_head + head) *
-                                      latent +
-                                  part * 8);
+            copy_16_async(
+                to, op.absorbed +
+                        (static_cast<std::size_t>(row) * op.heads + first_head + head) * latent +
+                        part * 8);
         else
             *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
     }
@@ -125,14 +132,17 @@ __global__ void __launch_bounds__(threads)
     wait_for_copies<2>();  // the queries
     __syncthreads();
 
-    // Scores: a warp has 16 heads, 32 of a chunk's tokens and half of the columns; its queries stay
-    // in registers.
-    const int head_tile = warp % 2, token_half = warp / 2 % 2, column_half = warp / 4;
+    // Scores: a warp has 16 heads, a part of a chunk's tokens and half of the columns; its queries
+    // stay in registers.
+    constexpr int warp_tokens = 16 * head_tiles;
+    const int head_tile = warp % head_tiles, column_half = warp / 4;
+    const int first_token = warp % 4 / head_tiles * warp_tokens;
     constexpr int score_steps = latent / 2 / 16;
     std::uint32_t query[score_steps][4];
     {
-        const __nv_bfloat16* const from = shared.query[head_tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] +
-                                          column_half * (latent / 2) + 8 * (lane / 16);
+        const __nv_bfloat16* const from =
+            shared.query[head_tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] +
+            column_half * (latent / 2) + 8 * (lane / 16);
 #pragma unroll
         for (int step = 0; step < score_steps; ++step)
             load_matrices(query[step], from + step * 16);
@@ -153,13 +163,12 @@ __global__ void __launch_bounds__(threads)
         const int here = min(count - chunk * chunk_tokens, chunk_tokens);
 
         float score[4][4] = {};
-        const __nv_bfloat16* const b_row =
-            c[token_half * 32 + lane % 8 + 8 * (lane / 16)] + column_half * (latent / 2) +
-            8 * (lane / 8 % 2);
+        const __nv_bfloat16* const b_row = c[first_token + lane % 8 + 8 * (lane / 16)] +
+                                           column_half * (latent / 2) + 8 * (lane / 8 % 2);
 #pragma unroll
         for (int step = 0; step < score_steps; ++step) {
 #pragma unroll
-            for (int t = 0; t < 4; t += 2) {
+            for (int t = 0; t < warp_tokens / 8; t += 2) {
                 std::uint32_t b[4];
                 load_matrices(b, b_row + t * 8 * row_elements + step * 16);
                 multiply_add(score[t], query[step], b[0], b[1]);
@@ -167,8 +176,8 @@ __global__ void __launch_bounds__(threads)
             }
         }
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const int token = token_half * 32 + t * 8 + 2 * q;
+        for (int t = 0; t < warp_tokens / 8; ++t) {
+            const int token = first_token + t * 8 + 2 * q;
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 shared.scores[column_half][head_tile * 16 + g + 8 * (i / 2)][token + i % 2] =
@@ -180,10 +189,10 @@ __global__ void __launch_bounds__(threads)
         for (int own = 0; own < own_heads; ++own) {
             const int head = warp * own_heads + own;
             const auto scored = [&](int token) {
-                return token < here ? (shared.scores[0][head][token] +
-                                       shared.scores[1][head][token]) *
-                                          op.scale
-                                    : -INFINITY;
+                return token < here
+                           ? (shared.scores[0][head][token] + shared.scores[1][head][token]) *
+                                 op.scale
+                           : -INFINITY;
             };
             const float s0 = scored(lane), s1 = scored(lane + 32);
             float most = fmaxf(s0, s1);
@@ -218,9 +227,8 @@ __global__ void __launch_bounds__(threads)
             std::uint32_t a[head_tiles][4];
 #pragma unroll
             for (int tile = 0; tile < head_tiles; ++tile)
-                load_matrices(a[tile],
-                              shared.weights[tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] + k +
-                                  8 * (lane / 16));
+                load_matrices(a[tile], shared.weights[tile * 16 + lane % 8 + 8 * (lane / 8 % 2)] +
+                                           k + 8 * (lane / 16));
 #pragma unroll
             for (int t = 0; t < latent / warps / 8; t += 2) {
                 std::uint32_t b[4];
@@ -313,11 +321,19 @@ Status selected_attention(const SelectedAttention& op, const LaunchContext& cont
     if (op.pages.latent_dtype != DType::bf16 && op.pages.latent_dtype != DType::f8_e4m3)
         return Error(ErrorCode::unsupported, "CUDA attention reads bf16 or fp8 latents");
     const int splits = (op.most_tokens + split_tokens - 1) / split_tokens;
-    const LaunchShape shape{dim3((op.heads + block_heads - 1) / block_heads, splits, op.batch.rows),
-                            threads, sizeof(Shared)};
-    const auto kernel =
-        op.pages.latent_dtype == DType::bf16 ? split_kernel<false> : split_kernel<true>;
-    PERCHERON_TRY(launch("launching the attention splits", kernel, shape, context, op));
+    const bool fp8 = op.pages.latent_dtype != DType::bf16;
+    const auto start = [&]<int head_tiles>(std::integral_constant<int, head_tiles>) {
+        constexpr int block_heads = 16 * head_tiles;
+        return launch("launching the attention splits",
+                      fp8 ? split_kernel<true, head_tiles> : split_kernel<false, head_tiles>,
+                      {dim3((op.heads + block_heads - 1) / block_heads, splits, op.batch.rows),
+                       threads, sizeof(Shared<head_tiles>)},
+                      context, op);
+    };
+    if (op.batch.rows <= most_rows_of_small_blocks)
+        PERCHERON_TRY(start(std::integral_constant<int, 1>()));
+    else
+        PERCHERON_TRY(start(std::integral_constant<int, 2>()));
     return launch("launching the join of the attention splits", join_kernel,
                   {dim3(op.heads, op.batch.rows), latent / 4, 0}, context, op);
 }

@@ -66,6 +66,7 @@ __device__ void mix_streams(float (&c)[streams][streams], int iterations, float 
         for (int b = 0; b < streams; ++b)
             c[a][b] = __fdividef(c[a][b], sum) + eps;
     }
+#pragma unroll 1
     for (int i = 0; i < iterations; ++i) {
         if (i > 0) {
 #pragma unroll
@@ -160,6 +161,7 @@ __global__ void __launch_bounds__(all_threads)
     // This block's columns of fn do not depend on the previous kernel.
     if (!last) {
         const int pieces = width / 8;
+#pragma unroll 4
         for (int i = threadIdx.x; i < gates * streams * pieces; i += threads) {
             const int line = i / pieces, piece = i % pieces;
             copy_16_async(
@@ -175,6 +177,8 @@ __global__ void __launch_bounds__(all_threads)
     float* const x = turn.streams + static_cast<std::size_t>(row) * streams * hidden + part * width;
     const std::size_t out_at = static_cast<std::size_t>(row) * hidden + part * width;
     float squares = 0.0f;
+// Once around for most widths: unrolled it would only be more code to fetch.
+#pragma unroll 1
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         float4 value[streams];
 #pragma unroll
@@ -223,6 +227,7 @@ __global__ void __launch_bounds__(all_threads)
         meet();
         // ---- this block's part of fn f, three gates a warp
         float sum[warp_gates] = {};
+#pragma unroll 4
         for (int i = lane * 4; i < streams * width; i += 128) {
             const float4 f = *reinterpret_cast<const float4*>(state + i);
 #pragma unroll
@@ -265,6 +270,8 @@ __global__ void __launch_bounds__(all_threads)
 
     // ---- u = sum_i pre_i X'_i and its norm
     float input_squares = 0.0f;
+// Once around for most widths: unrolled it would only be more code to fetch.
+#pragma unroll 1
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         float4 u = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -281,15 +288,16 @@ __global__ void __launch_bounds__(all_threads)
     cluster.sync();
     const float all = sum_of(received.input_squares);
     const float scale = 1.0f / sqrtf(all / static_cast<float>(hidden) + turn.rms_eps);
+// Once around for most widths: unrolled it would only be more code to fetch.
+#pragma unroll 1
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         const float4 u = *reinterpret_cast<const float4*>(state + i);
         const float4 w = *reinterpret_cast<const float4*>(norm + part * width + i);
         const float4 v =
             make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
-        write_parts(v,
-                    turn.normed + static_cast<std::size_t>(row) * row_parts * hidden +
-                        part * width + i,
-                    hidden);
+        write_parts(
+            v, turn.normed + static_cast<std::size_t>(row) * row_parts * hidden + part * width + i,
+            hidden);
         if (turn.normed_wide != nullptr)
             *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
     }

@@ -16,7 +16,8 @@
 //                               12 bytes of padding
 //   w4a16       1024 + 32       [step pair 2][lane 32][step 2][product 2][8 nibbles];
 //                               scales [g 8][row g, row g + 8] bf16
-//   nvfp4       1024 + 128      [step pair 2][lane 32][step 2][product 2][8 nibbles]; scales [q / 2][g 8][step 4][row g, row g + 8] e4m3
+//   nvfp4       1024 + 128      [step pair 2][lane 32][step 2][product 2][8 nibbles]; scales [q /
+//   2][g 8][step 4][row g, row g + 8] e4m3
 //
 // A w4a16 word holds codes r = 0..3 of each 16-bit half h at bits 16 h + 3 + 4 r, but the upper
 // three bits of r = 3 at the other half's bits 0..2: rotated right by 4 r, every code comes to lie

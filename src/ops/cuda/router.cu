@@ -16,60 +16,63 @@ __device__ std::uint32_t ordered(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// One warp a row: the choices one after another, each the best that is left.
-__device__ void choose(const Routing& routing, int row, int lane, std::uint16_t* chosen) {
+__device__ float score_of(const Routing& routing, const float* parts, int expert) {
+    float logit = parts[expert];
+#pragma unroll
+    for (int part = 1; part < row_parts; ++part)
+        logit += parts[part * routing.experts + expert];
+    return sigmoid(logit);
+}
+
+// The best of a lane's experts, lane + 32 i; the lower one of equals.
+struct Candidate {
+    std::uint32_t key;  // 0: none is left
+    int expert;
+};
+__device__ Candidate best_of(const std::uint32_t* keys, int experts, int lane) {
+    Candidate best = {0u, most_experts};
+#pragma unroll 4
+    for (int expert = lane; expert < experts; expert += 32) {
+        if (keys[expert] > best.key) best = {keys[expert], expert};
+    }
+    return best;
+}
+
+// One warp a row: the choices one after another, each the best that is left.  `keys` is the warp's.
+// Loops stay loops: this code runs once, and fetching it takes longer than running it.
+__device__ void choose(const Routing& routing, int row, int lane, std::uint32_t* keys,
+                       std::uint16_t* chosen) {
     const float* const parts =
         routing.logits + static_cast<std::size_t>(row) * row_parts * routing.experts;
-    constexpr int own = most_experts / 32;
-    std::uint32_t key[own];  // 0: taken, or no expert
-    float scores[own];
-#pragma unroll
-    for (int i = 0; i < own; ++i) {
-        const int expert = i * 32 + lane;
-        key[i] = 0u;
-        scores[i] = 0.0f;
-        if (expert < routing.experts) {
-            float logit = parts[expert];
-#pragma unroll
-            for (int part = 1; part < row_parts; ++part)
-                logit += parts[part * routing.experts + expert];
-            scores[i] = sigmoid(logit);
-            key[i] = ordered(scores[i] + routing.bias[expert]);
-        }
-    }
-    float sum = 1e-20f, own_score = 0.0f;  // lane j keeps the j-th score
+#pragma unroll 4
+    for (int expert = lane; expert < routing.experts; expert += 32)
+        keys[expert] = ordered(score_of(routing, parts, expert) + routing.bias[expert]);
+    Candidate own = best_of(keys, routing.experts, lane);
+    int own_choice = 0;  // lane j's is the j-th
+#pragma unroll 1
     for (int j = 0; j < routing.chosen; ++j) {
-        std::uint32_t best = 0;
-        int best_expert = most_experts;
-#pragma unroll
-        for (int i = 0; i < own; ++i) {
-            if (i * 32 < routing.experts && key[i] > best) {
-                best = key[i];
-                best_expert = i * 32 + lane;
-            }
-        }
-        const std::uint32_t top = __reduce_max_sync(full_warp, best);
+        const std::uint32_t top = __reduce_max_sync(full_warp, own.key);
         const int expert = static_cast<int>(__reduce_min_sync(
-            full_warp, static_cast<unsigned>(best == top ? best_expert : most_experts)));
-        float score = 0.0f;
-#pragma unroll
-        for (int i = 0; i < own; ++i) {
-            if (i * 32 < routing.experts && expert == i * 32 + lane) {
-                key[i] = 0u;
-                score = scores[i];
-            }
-        }
-        score = __shfl_sync(full_warp, score, expert % 32);
-        sum += score;
-        if (lane == j) {
-            own_score = score;
-            chosen[row * routing.chosen + j] = static_cast<std::uint16_t>(expert);
-            routing.choice.experts[row * routing.chosen + j] = static_cast<std::uint32_t>(expert);
+            full_warp, static_cast<unsigned>(own.key == top ? own.expert : most_experts)));
+        if (lane == j) own_choice = expert;
+        if (expert % 32 == lane) {
+            keys[expert] = 0u;
+            own = best_of(keys, routing.experts, lane);
         }
     }
-    if (lane < routing.chosen)
-        routing.choice.weights[row * routing.chosen + lane] =
-            routing.scale * (routing.normalise ? own_score / sum : own_score);
+    // The scores' sum, in the order of the choices.
+    const bool chooses = lane < routing.chosen;
+    const float score = chooses ? score_of(routing, parts, own_choice) : 0.0f;
+    float sum = 1e-20f;
+#pragma unroll 1
+    for (int j = 0; j < routing.chosen; ++j)
+        sum += __shfl_sync(full_warp, score, j);
+    if (chooses) {
+        const int pair = row * routing.chosen + lane;
+        chosen[pair] = static_cast<std::uint16_t>(own_choice);
+        routing.choice.experts[pair] = static_cast<std::uint32_t>(own_choice);
+        routing.choice.weights[pair] = routing.scale * (routing.normalise ? score / sum : score);
+    }
 }
 
 __global__ void __launch_bounds__(choose_threads)
@@ -79,6 +82,7 @@ __global__ void __launch_bounds__(choose_threads)
     __shared__ std::int32_t counts[most_experts];
     __shared__ std::int32_t warp_pairs[expert_warps], warp_groups[expert_warps];
     __shared__ __align__(16) std::uint16_t chosen[most_rows * most_chosen + packed];
+    extern __shared__ std::uint32_t keys[];  // [warps][experts]
     const int expert = static_cast<int>(threadIdx.x);
     if (expert < most_experts) counts[expert] = 0;
     wait_for_previous_kernel();
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(choose_threads)
     const int pairs = routing.rows * routing.chosen;
     if (threadIdx.x < packed) chosen[pairs + threadIdx.x] = 0xffffu;
     for (int row = warp; row < routing.rows; row += choose_threads / 32)
-        choose(routing, row, lane, chosen);
+        choose(routing, row, lane, keys + warp * routing.experts, chosen);
     __syncthreads();
     for (int pair = threadIdx.x; pair < pairs; pair += choose_threads)
         atomicAdd(&counts[chosen[pair]], 1);
@@ -114,12 +118,14 @@ __global__ void __launch_bounds__(choose_threads)
     first_group -= own_groups;
     const int touched = __syncthreads_count(count > 0);
     if (count > 0) {
+#pragma unroll 1
         for (int w = 0; w < warp; ++w) {
             first_pair += warp_pairs[w];
             first_group += warp_groups[w];
         }
         // Every chosen expert's thread reads the choices in order until it has its own.
         std::int32_t found = 0;
+#pragma unroll 1
         for (int base = 0; found < count; base += packed) {
             const uint4 some = *reinterpret_cast<const uint4*>(chosen + base);
             const std::uint32_t words[4] = {some.x, some.y, some.z, some.w};
@@ -137,6 +143,7 @@ __global__ void __launch_bounds__(choose_threads)
     }
     if (threadIdx.x == 0) {
         std::int32_t groups = 0;
+#pragma unroll 1
         for (int w = 0; w < expert_warps; ++w)
             groups += warp_groups[w];
         *routing.choice.group_count = groups;
@@ -159,7 +166,9 @@ Status route(const Routing& routing, const LaunchContext& context) {
     product.y = routing.logits;
     product.y_stride = routing.experts;
     PERCHERON_TRY(few_row_gemm({&product, 1}, routing.rows * row_parts, 0.0f, context));
-    return launch("launching the router's choice", choose_kernel, {dim3(1), choose_threads, 0},
+    const std::size_t keys =
+        static_cast<std::size_t>(choose_threads / 32) * routing.experts * sizeof(std::uint32_t);
+    return launch("launching the router's choice", choose_kernel, {dim3(1), choose_threads, keys},
                   context, routing);
 }
 

@@ -169,9 +169,9 @@ struct RowBlocks {
     }
 };
 
-// One block a row, or a cluster for many candidates, each block with a run of them in shared memory.
-// Four passes of a radix search find the smallest taken score and how many of the equal ones are
-// taken; then every warp writes its run of the candidates, in order.
+// One block a row, or a cluster for many candidates, each block with a run of them in shared
+// memory. Four passes of a radix search find the smallest taken score and how many of the equal
+// ones are taken; then every warp writes its run of the candidates, in order.
 template <int blocks>
 __global__ void __launch_bounds__(select_threads)
     select_kernel(const __grid_constant__ TokenSelection op, int block_run) {

@@ -27,8 +27,9 @@ struct IndexRow {
     float4 key, gate;
 };
 
-// A row's own: the key normalised over its 128 channels.
-__device__ IndexRow own_row(const SparseRows& op, std::size_t row, int lane) {
+// A row's own: the key normalised over its 128 channels.  Not inlined, and loops stay loops: this
+// code runs once, and fetching it takes longer than running it.
+__device__ __noinline__ IndexRow own_row(const SparseRows& op, std::size_t row, int lane) {
     const float* const from = op.projections + row * op.stride;
     float4 k = read4(from + op.key_at + lane * 4);
     const float mean = warp_sum((k.x + k.y) + (k.z + k.w)) / dim;
@@ -50,34 +51,36 @@ __device__ float* tail_of(const SparseRows& op, const DeviceSequence& s, std::ui
 }
 
 // The pool whose last token is at `last`: rows of the batch, and before them the tail ring.
+__device__ IndexRow row_at(const SparseRows& op, const DeviceSequence& s, std::uint32_t position,
+                           int lane) {
+    if (position >= s.first_position)
+        return own_row(op, s.first_row + position - s.first_position, lane);
+    const float* const tail = tail_of(op, s, position);
+    return {read4(tail + lane * 4), read4(tail + dim + lane * 4)};
+}
+
+// One token more of a softmax-weighted sum, channel by channel.
+__device__ void add_token(float gate, float key, float& most, float& sum, float& pooled) {
+    const float reached = fmaxf(most, gate);
+    const float keep = expf(most - reached), weight = expf(gate - reached);
+    most = reached;
+    sum = fmaf(sum, keep, weight);
+    pooled = fmaf(pooled, keep, weight * key);
+}
+
 __device__ void write_pool(const SparseRows& op, const DeviceSequence& s, std::uint32_t last,
                            int lane) {
-    IndexRow rows[pool];
-    float4 gates[pool];
-    float4 most = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-#pragma unroll
-    for (int j = 0; j < pool; ++j) {
-        const std::uint32_t position = last - (pool - 1) + j;
-        if (position >= s.first_position) {
-            rows[j] = own_row(op, s.first_row + position - s.first_position, lane);
-        } else {
-            const float* const tail = tail_of(op, s, position);
-            rows[j] = {read4(tail + lane * 4), read4(tail + dim + lane * 4)};
-        }
-        const float4 ape = read4(op.ape + j * dim + lane * 4);
-        gates[j] = make_float4(rows[j].gate.x + ape.x, rows[j].gate.y + ape.y,
-                               rows[j].gate.z + ape.z, rows[j].gate.w + ape.w);
-        most = make_float4(fmaxf(most.x, gates[j].x), fmaxf(most.y, gates[j].y),
-                           fmaxf(most.z, gates[j].z), fmaxf(most.w, gates[j].w));
-    }
+    constexpr float none = -INFINITY;
+    float4 most = make_float4(none, none, none, none);
     float4 sum = make_float4(0, 0, 0, 0), key = make_float4(0, 0, 0, 0);
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < pool; ++j) {
-        const float4 w = make_float4(expf(gates[j].x - most.x), expf(gates[j].y - most.y),
-                                     expf(gates[j].z - most.z), expf(gates[j].w - most.w));
-        sum = make_float4(sum.x + w.x, sum.y + w.y, sum.z + w.z, sum.w + w.w);
-        key = make_float4(fmaf(w.x, rows[j].key.x, key.x), fmaf(w.y, rows[j].key.y, key.y),
-                          fmaf(w.z, rows[j].key.z, key.z), fmaf(w.w, rows[j].key.w, key.w));
+        const IndexRow row = row_at(op, s, last - (pool - 1) + j, lane);
+        const float4 ape = read4(op.ape + j * dim + lane * 4);
+        add_token(row.gate.x + ape.x, row.key.x, most.x, sum.x, key.x);
+        add_token(row.gate.y + ape.y, row.key.y, most.y, sum.y, key.y);
+        add_token(row.gate.z + ape.z, row.key.z, most.z, sum.z, key.z);
+        add_token(row.gate.w + ape.w, row.key.w, most.w, sum.w, key.w);
     }
     key = make_float4(key.x / sum.x, key.y / sum.y, key.z / sum.z, key.w / sum.w);
     const std::uint32_t page = op.batch.pages[s.first_page + last / page_rows];
@@ -90,16 +93,18 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
                            int lane) {
     const std::uint32_t position = s.first_position + (row - s.first_row);
     const std::uint32_t end = s.first_position + s.row_count;
-    if (position % pool == pool - 1 && position - (pool - 1) >= s.first_position &&
-        position >= pool - 1)
+    const bool is_first = row == s.first_row;
+    // This row's pool if it lies in the batch, or the one that began before its first row.
+    const bool starts_inside = position >= s.first_position + (pool - 1);
+    const std::uint32_t begun = s.first_position / pool * pool + pool - 1;
+    if (position % pool == pool - 1 && starts_inside)
         write_pool(op, s, position, lane);
-    if (row != s.first_row) return;
-    if (s.first_position % pool != 0) {
-        const std::uint32_t last = s.first_position / pool * pool + pool - 1;
-        if (last < end) write_pool(op, s, last, lane);
-    }
+    else if (is_first && begun < end && (s.first_position % pool != 0))
+        write_pool(op, s, begun, lane);
+    if (!is_first) return;
     // Every lane reads and writes its own channels of the ring, so no lane overtakes another.
     const std::uint32_t kept = min(s.row_count, op.pages.tail_ring);
+#pragma unroll 1
     for (std::uint32_t p = end - kept; p < end; ++p) {
         const IndexRow own = own_row(op, s.first_row + p - s.first_position, lane);
         float* const tail = tail_of(op, s, p);
@@ -122,8 +127,10 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
         index_side(op, s, row, lane);
     } else {
         float squares[2] = {};
+#pragma unroll 6
         for (int i = threadIdx.x; i < op.query_rank; i += norm_warps * 32)
             squares[0] = fmaf(query[i], query[i], squares[0]);
+#pragma unroll 6
         for (int i = threadIdx.x; i < latent; i += norm_warps * 32)
             squares[1] = fmaf(own_latent[i], own_latent[i], squares[1]);
 #pragma unroll
@@ -145,6 +152,7 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
         scale[part] = 1.0f / sqrtf(mean + op.eps);
     }
     __nv_bfloat16* const out = op.query + static_cast<std::size_t>(row) * op.query_rank;
+#pragma unroll 6
     for (int i = threadIdx.x; i < op.query_rank; i += norm_warps * 32)
         out[i] = __float2bfloat16_rn(query[i] * scale[0] * op.query_norm[i]);
     const std::uint32_t position = s.first_position + (row - s.first_row);
@@ -153,6 +161,7 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
         reinterpret_cast<__nv_bfloat16*>(static_cast<char*>(op.pages.latents) +
                                          page * op.pages.latent_page_bytes) +
         static_cast<std::size_t>(position % page_rows) * latent;
+#pragma unroll 6
     for (int i = threadIdx.x; i < latent; i += norm_warps * 32)
         home[i] = __float2bfloat16_rn(own_latent[i] * scale[1] * op.latent_norm[i]);
 }

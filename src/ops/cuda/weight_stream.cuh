@@ -165,8 +165,7 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 // 16 + code as bf16, exactly.
-                const std::uint32_t turned =
-                    __funnelshift_r(words[product], words[product], 4 * r);
+                const std::uint32_t turned = __funnelshift_r(words[product], words[product], 4 * r);
                 a[product][r] = and_or(turned, constants.nibbles, constants.of_16);
             }
         }
