@@ -19,7 +19,7 @@ constexpr int split_floats = latent + 4;  // of a head: the read, its maximum, i
 
 // A block has 16 heads, or 32 where rows are many: every latent is then fetched by half as many.  A
 // head's numbers are the same either way.
-constexpr int most_rows_of_small_blocks = 8;
+constexpr int most_rows_of_small_blocks = 4;
 
 template <int head_tiles>
 struct Shared {
