@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(
     float* const sums = reinterpret_cast<float*>(shared + warps * launch.depth * slot_bytes);
     std::uint64_t* const barriers =
         reinterpret_cast<std::uint64_t*>(sums + launch.sum_buffers * warps * warp_sums);
-    WarpRing ring(ring_memory, barriers + warp * launch.depth, slot_bytes, launch.depth, lane);
+    WarpRing ring(ring_memory, barriers + warp * launch.depth, slot_bytes, launch.depth, lane,
+                  gridDim.y == 1);
 
     // This warp's place in every unit: a slice of k, and a group of tiles.
     const int slices = 1 << launch.slices_log2;

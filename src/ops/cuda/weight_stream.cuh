@@ -13,15 +13,21 @@ inline constexpr int largest_ring_depth = 8;
 // a slot and everybody waits on the slot's barrier; before, every lane copies its pieces.
 class WarpRing {
   public:
-    // `slots`: depth * slot_bytes, 16-byte aligned; `barriers`: depth, this warp's own.
+    // `slots`: depth * slot_bytes, 16-byte aligned; `barriers`: depth, this warp's own.  `once`:
+    // nobody reads these bytes again soon, so that they need not push out of the second-level cache
+    // what is needed again in every layer: rows, and above all the kernels' code.
     __device__ WarpRing(std::uint8_t* slots, std::uint64_t* barriers, int slot_bytes, int depth,
-                        int lane)
+                        int lane, bool once)
         : slots_(static_cast<std::uint32_t>(__cvta_generic_to_shared(slots))),
           barriers_(static_cast<std::uint32_t>(__cvta_generic_to_shared(barriers))),
           slot_bytes_(slot_bytes),
           depth_(depth),
           lane_(lane) {
 #if __CUDA_ARCH__ >= 900
+        if (once)
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
+        else
+            asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy_));
         if (lane == 0) {
             for (int i = 0; i < depth; ++i)
                 asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers_ + 8 * i));
@@ -46,9 +52,9 @@ class WarpRing {
 #pragma unroll
             for (int part = 0; part < parts; ++part)
                 asm volatile(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                    "[%0], [%1], %2, [%3];" ::"r"(to + part * bytes),
-                    "l"(from[part]), "r"(bytes), "r"(barrier)
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                    ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to + part * bytes),
+                    "l"(from[part]), "r"(bytes), "r"(barrier), "l"(policy_)
                     : "memory");
         }
 #else
@@ -105,6 +111,7 @@ class WarpRing {
   private:
     std::uint32_t slots_, barriers_;
     int slot_bytes_, depth_, lane_;
+    std::uint64_t policy_ = 0;
 };
 
 // A constant that stays in a register, for instructions that take one immediate only.
