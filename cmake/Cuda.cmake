@@ -13,8 +13,8 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 add_library(percheron_cuda_options INTERFACE)
 # 554: views.h converts Rows<T> to Rows<const T>, which for a const T is never called.
 target_compile_options(percheron_cuda_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr -lineinfo -Xfatbin=-compress-all
-    -Xcudafe --diag_suppress=554>)
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr -lineinfo
+    -Xfatbin=-compress-all -Xcudafe --diag_suppress=554>)
 target_include_directories(percheron_cuda_options INTERFACE
     ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
