@@ -30,6 +30,14 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
+// Has `bytes` on their way from memory to the second-level cache, one line a thread: for what is
+// read once behind wait_for_previous_kernel() and written by nobody.
+__device__ inline void prefetch(const void* first, int bytes, int thread, int threads) {
+    for (int at = thread * 128; at < bytes; at += threads * 128)
+        if (at >= 0)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(first) + at));
+}
+
 // 16 bytes from global to shared memory, past the first-level cache.
 __device__ inline void copy_16_async(void* shared, const void* global) {
     const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));

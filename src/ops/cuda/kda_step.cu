@@ -309,6 +309,16 @@ __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
         end_copy_group();
     };
     fetch(blockIdx.x);
+    // The head's weights, small pieces that would each be waited for.
+    if (static_cast<int>(blockIdx.x) < items) {
+        const int head = static_cast<int>(blockIdx.x) % step.heads, thread = threadIdx.x;
+        for (int part = 0; part < 3; ++part)
+            prefetch(step.conv + (static_cast<std::size_t>(part) * step.heads + head) * dim * taps,
+                     dim * taps * 4, thread - part * 32, threads);
+        prefetch(step.dt_bias + head * dim, dim * 4, thread - 128, threads);
+        prefetch(step.out_norm, dim * 4, thread - 160, threads);
+        prefetch(step.a_log + head, 4, thread - 192, threads);
+    }
     wait_for_previous_kernel();
     let_next_kernel_start();
     for (int item = blockIdx.x; item < items; item += gridDim.x) {

@@ -98,6 +98,16 @@ __device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
 __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, int lane,
                             const cooperative_groups::cluster_group& cluster,
                             const Totals& totals) {
+    // Its weights wait in registers.
+    float base[streams * streams], post_base = 0.0f, scale[2] = {};
+    if (turn.next.fn != nullptr) {
+#pragma unroll
+        for (int i = 0; i < streams * streams; ++i)
+            base[i] = turn.next.base[2 * streams + i];
+        post_base = turn.next.base[streams + lane % streams];
+        scale[0] = turn.next.scale[1];
+        scale[1] = turn.next.scale[2];
+    }
     wait_for_previous_kernel();
     let_next_kernel_start();
     if (turn.next.fn != nullptr) {
@@ -109,15 +119,14 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
             if (lane < streams) {
                 const int n = streams + lane;
                 turn.post[row * streams + lane] =
-                    2.0f * sigmoid(turn.next.scale[1] * totals.mixes[n] + turn.next.base[n]);
+                    2.0f * sigmoid(scale[0] * totals.mixes[n] + post_base);
             }
             if (lane == 0) {
                 float c[streams][streams];
 #pragma unroll
                 for (int i = 0; i < streams * streams; ++i) {
                     const int n = 2 * streams + i;
-                    c[i / streams][i % streams] =
-                        turn.next.scale[2] * totals.mixes[n] + turn.next.base[n];
+                    c[i / streams][i % streams] = scale[1] * totals.mixes[n] + base[i];
                 }
                 mix_streams(c, turn.iterations, turn.mhc_eps);
 #pragma unroll
@@ -170,6 +179,16 @@ __global__ void __launch_bounds__(all_threads)
         }
         end_copy_group();
     }
+    // Nor do the gates' other weights and the norm's: the first piece of it, for most widths all.
+    const float* const norm = (last ? turn.final_norm : turn.next.norm) + part * width;
+    const int own_column = threadIdx.x * 4;
+    float4 own_norm = make_float4(0, 0, 0, 0);
+    if (own_column < width) own_norm = *reinterpret_cast<const float4*>(norm + own_column);
+    float base = 0.0f, scale0 = 0.0f;
+    if (!last && threadIdx.x < streams) {
+        base = turn.next.base[threadIdx.x];
+        scale0 = turn.next.scale[0];
+    }
     wait_for_previous_kernel();
     let_next_kernel_start();
 
@@ -219,9 +238,7 @@ __global__ void __launch_bounds__(all_threads)
 
     cluster.barrier_wait(std::move(started));
     float pre[streams] = {0.25f, 0.25f, 0.25f, 0.25f};
-    const float* norm = turn.final_norm;
     if (!last) {
-        norm = turn.next.norm;
         squares = warp_sum(squares);
         wait_for_copies<0>();
         meet();
@@ -259,8 +276,7 @@ __global__ void __launch_bounds__(all_threads)
             mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
             totals.mixes[threadIdx.x] = mix;
             if (threadIdx.x < streams)
-                totals.pre[threadIdx.x] =
-                    sigmoid(turn.next.scale[0] * mix + turn.next.base[threadIdx.x]) + turn.mhc_eps;
+                totals.pre[threadIdx.x] = sigmoid(scale0 * mix + base) + turn.mhc_eps;
         }
         meet_all();
 #pragma unroll
@@ -292,7 +308,7 @@ __global__ void __launch_bounds__(all_threads)
 #pragma unroll 1
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         const float4 u = *reinterpret_cast<const float4*>(state + i);
-        const float4 w = *reinterpret_cast<const float4*>(norm + part * width + i);
+        const float4 w = i == own_column ? own_norm : *reinterpret_cast<const float4*>(norm + i);
         const float4 v =
             make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
         write_parts(

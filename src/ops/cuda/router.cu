@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(choose_threads)
     extern __shared__ std::uint32_t keys[];  // [warps][experts]
     const int expert = static_cast<int>(threadIdx.x);
     if (expert < most_experts) counts[expert] = 0;
+    prefetch(routing.bias, routing.experts * 4, threadIdx.x, choose_threads);
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -115,6 +115,11 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
 
 __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ SparseRows op) {
     __shared__ float parts[2][norm_warps];
+    prefetch(op.query_norm, op.query_rank * 4, threadIdx.x, threads);
+    prefetch(op.latent_norm, latent * 4, static_cast<int>(threadIdx.x) - 64, threads);
+    prefetch(op.key_norm, dim * 4, static_cast<int>(threadIdx.x) - 96, threads);
+    prefetch(op.key_bias, dim * 4, static_cast<int>(threadIdx.x) - 128, threads);
+    prefetch(op.ape, pool * dim * 4, static_cast<int>(threadIdx.x) - 160, threads);
     wait_for_previous_kernel();
     let_next_kernel_start();
     const std::uint32_t row = blockIdx.x;
