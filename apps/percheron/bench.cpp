@@ -35,7 +35,7 @@ struct LoadBench {
 // A replayed step costs nothing, so that whoever is admitted first would have the whole machine to
 // itself and be done before the last request is read: with prompts that take this long, all are
 // read before the first token comes, and the streams run together.
-constexpr std::chrono::milliseconds prefill{250};
+constexpr std::chrono::milliseconds prefill{1000};
 
 // A replay in which every reply is the same digits, each one token, `tokens_a_step` a step.
 class DigitReplay {
