@@ -4,6 +4,8 @@
 #include <cassert>
 #include <new>
 
+#include <sys/mman.h>
+
 #include "ops/composed_scratch.h"
 #include "ops/stored_values.h"
 
@@ -13,14 +15,18 @@ namespace {
 class HostBuffer final : public BackendBuffer {
   public:
     HostBuffer(void* data, Bytes bytes) : data_(data), bytes_(bytes) {}
-    ~HostBuffer() override { ::operator delete(data_, alignment); }
+    ~HostBuffer() override { ::operator delete(data_, alignment_of(bytes_)); }
     HostBuffer(const HostBuffer&) = delete;
     HostBuffer& operator=(const HostBuffer&) = delete;
 
     void* data() const override { return data_; }
     Bytes size() const override { return bytes_; }
 
-    static constexpr std::align_val_t alignment{64};
+    // Whole huge pages for what is large.
+    static constexpr Bytes huge_page = Bytes{2} << 20;
+    static constexpr std::align_val_t alignment_of(Bytes bytes) {
+        return std::align_val_t{bytes >= huge_page ? huge_page : 64};
+    }
 
   private:
     void* data_;
@@ -59,11 +65,16 @@ ComposedBackend::~ComposedBackend() = default;
 Result<std::unique_ptr<BackendBuffer>> ComposedBackend::allocate(Bytes bytes,
                                                                  std::string_view purpose) {
     void* const data =
-        ::operator new(std::max<Bytes>(bytes, 1), HostBuffer::alignment, std::nothrow);
+        ::operator new(std::max<Bytes>(bytes, 1), HostBuffer::alignment_of(bytes), std::nothrow);
     if (data == nullptr) {
         return Error(ErrorCode::out_of_memory, "No memory for " + std::string(purpose) + " (" +
                                                    std::to_string(bytes) +
                                                    " bytes): lower the context or the requests.");
+    }
+    // A state of a KDA head is sixteen small pages, each a miss of the address cache and a new
+    // start for the prefetcher.  Only advice: without huge pages everything works as before.
+    if (bytes >= HostBuffer::huge_page) {
+        (void)madvise(data, bytes / HostBuffer::huge_page * HostBuffer::huge_page, MADV_HUGEPAGE);
     }
     return std::unique_ptr<BackendBuffer>(std::make_unique<HostBuffer>(data, bytes));
 }
