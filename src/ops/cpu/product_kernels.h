@@ -419,13 +419,24 @@ void pack_row(PackedLayout layout, bool round, const float* in, std::size_t k, f
     std::memset(out + k, 0, (width - k) * sizeof(float));
     if (layout == PackedLayout::natural) return;
     for (std::size_t g = 0; g < width; g += group) {
-        float natural[group];
-        std::memcpy(natural, out + g, sizeof(natural));
+        // A row of a block is a word's eight inputs and, with long vectors, the next word's too.
+        float natural[group + V::lanes] = {};
+        std::memcpy(natural, out + g, group * sizeof(float));
         float* to = out + g;
-        for (std::size_t word = 0; word < 16; word += V::lanes)
-            for (std::size_t nibble = 0; nibble < 8; ++nibble)
+        for (std::size_t word = 0; word < 16; word += V::lanes) {
+            for (std::size_t first = 0; first < 8; first += V::lanes) {
+                typename V::F block[V::lanes];
+#pragma GCC unroll 16
                 for (std::size_t lane = 0; lane < V::lanes; ++lane)
-                    *to++ = natural[(word + lane) * 8 + nibble];
+                    block[lane] = V::load(natural + (word + lane) * 8 + first);
+                V::transpose(block);
+                constexpr std::size_t nibbles = V::lanes < 8 ? V::lanes : 8;
+#pragma GCC unroll 8
+                for (std::size_t j = 0; j < nibbles; ++j)
+                    V::store(to + (first + j) * V::lanes, block[j]);
+            }
+            to += 8 * V::lanes;
+        }
     }
 }
 

@@ -12,7 +12,7 @@ constexpr std::size_t worth_a_region = 40'000;
 constexpr std::size_t least_task = 30'000;
 constexpr std::size_t tasks_per_thread = 8;
 
-// Tasks end on multiples of what most tiles divide; those of the prefill class on whole slices.  The
+// Tasks end on multiples of what most tiles divide; those of the prefill class on whole slices. The
 // inputs of FP8 products are scaled for a block of 128 outputs, so tasks do not cross one.
 constexpr std::size_t block_of(const Product& product) {
     if (product.numeric_class == NumericClass::prefill) return 32;
@@ -155,8 +155,11 @@ void ProductSet::run() {
     for (std::size_t i = 0; i < products_.size(); ++i) {
         const Product& product = products_[i];
         const std::size_t least = block_of(product);
-        const std::size_t block =
-            std::max<std::size_t>(1, task_work / (work_of_output(product) * least)) * least;
+        // Pieces as even as whole blocks allow: no small one at the end.
+        const std::size_t outputs = product.last - product.first;
+        const std::size_t count = std::max<std::size_t>(
+            1, (work_of_output(product) * outputs + task_work / 2) / task_work);
+        const std::size_t block = ((outputs + count - 1) / count + least - 1) / least * least;
         for (std::size_t first = product.first; first < product.last; first += block)
             pieces_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(first),
                                static_cast<std::uint32_t>(std::min(first + block, product.last))});
