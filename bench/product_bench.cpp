@@ -4,6 +4,8 @@
 //
 //   product_bench [--n N] [--k K] [--megabytes SIZE] [--threads N] [--simd LEVEL]
 //
+// Up to 16 rows are of the decode class, more of the prefill class.
+//
 // Several matrices of n x k are read in turn, SIZE megabytes together, so that the caches that
 // serve a real step serve this one.
 #include <cstdio>
@@ -120,11 +122,12 @@ int run(const Options& options) {
             const std::size_t matrices = rows > 16 ? std::min<std::size_t>(count, 2) : count;
             const double seconds = least_seconds(rows > 16 ? 5 : 15, [&] {
                 for (std::size_t i = 0; i < matrices; ++i) {
-                    const ops::Linear op{matrix_at(format, options.n, options.k,
-                                                   base + i * (stored + 4095) / 4096 * 4096),
-                                         Rows<const float>(x.data(), rows, options.k),
-                                         Rows<float>(y.data(), rows, options.n),
-                                         ops::Arithmetic::standard};
+                    const ops::Linear op{
+                        matrix_at(format, options.n, options.k,
+                                  base + i * (stored + 4095) / 4096 * 4096),
+                        Rows<const float>(x.data(), rows, options.k),
+                        Rows<float>(y.data(), rows, options.n), ops::Arithmetic::standard,
+                        rows > 16 ? ops::NumericClass::prefill : ops::NumericClass::decode};
                     ops.linear(std::span(&op, 1));
                 }
             });
