@@ -129,6 +129,34 @@ void fill_nibbles(const WeightMatrix& weight, const std::size_t (&outputs)[V::la
     }
 }
 
+// Pairs of bf16 are transposed before they are widened.  Returns how far over k whole vectors
+// reach.
+template <class V>
+std::size_t fill_bf16_pairs(const WeightMatrix& weight, const std::size_t (&outputs)[V::lanes],
+                            float* slice) {
+    constexpr std::size_t step = 2 * V::lanes;
+    const auto* const values = static_cast<const std::uint16_t*>(weight.data);
+    std::size_t i = 0;
+    for (; i + step <= weight.k; i += step) {
+        typename V::F block[V::lanes];
+#pragma GCC unroll 16
+        for (std::size_t lane = 0; lane < V::lanes; ++lane) {
+            // Not a load of floats: the bits mean something else until they are widened.
+            std::uint32_t pairs[V::lanes];
+            std::memcpy(pairs, values + outputs[lane] * weight.k + i, sizeof(pairs));
+            block[lane] = V::as_floats(V::load_words(pairs));
+        }
+        V::transpose(block);
+#pragma GCC unroll 16
+        for (std::size_t j = 0; j < V::lanes; ++j) {
+            float* const to = slice + (i + 2 * j) * slice_outputs<V>;
+            V::store(to, V::lower_bf16(block[j]));
+            V::store(to + slice_outputs<V>, V::upper_bf16(block[j]));
+        }
+    }
+    return i;
+}
+
 // Outputs [first, first + slice_outputs) in panel order; behind `last` the last one again, whose
 // sums nobody reads.  `row` is room for a dequantised row.
 template <class V>
@@ -150,7 +178,10 @@ void fill_slice(const WeightMatrix& weight, std::size_t first, std::size_t last,
             fill_nibbles<V>(weight, outputs, slice + half);
             continue;
         }
-        for (std::size_t i = 0; i < weight.k; i += group) {
+        std::size_t i = 0;
+        if (weight.format == WeightFormat::bf16)
+            i = fill_bf16_pairs<V>(weight, outputs, slice + half);
+        for (; i < weight.k; i += group) {
             const std::size_t count = weight.k - i < group ? weight.k - i : group;
             float rows[V::lanes * group];
             for (std::size_t lane = 0; lane < V::lanes; ++lane)

@@ -103,6 +103,11 @@ struct Avx2 {
         return _mm256_fmsub_ps(value, scale.scale, scale.eight);
     }
 
+    static F lower_bf16(F pairs) { return as_floats(_mm256_slli_epi32(as_words(pairs), 16)); }
+    static F upper_bf16(F pairs) {
+        return as_floats(_mm256_and_si256(as_words(pairs), _mm256_set1_epi32(-65536)));
+    }
+
     static F as_floats(Words words) { return _mm256_castsi256_ps(words); }
     static Words as_words(F floats) { return _mm256_castps_si256(floats); }
 

@@ -105,6 +105,12 @@ struct Avx512 {
     }
     static F nibble(Words words, Scale scale) { return _mm512_permutexvar_ps(words, scale); }
 
+    // The lower and the upper halves of the lanes as bf16.
+    static F lower_bf16(F pairs) { return as_floats(_mm512_slli_epi32(as_words(pairs), 16)); }
+    static F upper_bf16(F pairs) {
+        return as_floats(_mm512_and_si512(as_words(pairs), _mm512_set1_epi32(-65536)));
+    }
+
     static F as_floats(Words words) { return _mm512_castsi512_ps(words); }
     static Words as_words(F floats) { return _mm512_castps_si512(floats); }
 

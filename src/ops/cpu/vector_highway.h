@@ -101,6 +101,14 @@ struct Highway {
         return hn::Mul(hn::ConvertTo(Tag(), centred), scale);
     }
 
+    static F lower_bf16(F pairs) {
+        return as_floats(hwy::HWY_NAMESPACE::ShiftLeft<16>(as_words(pairs)));
+    }
+    static F upper_bf16(F pairs) {
+        namespace hn = hwy::HWY_NAMESPACE;
+        return as_floats(hn::And(as_words(pairs), hn::Set(WordTag(), 0xffff0000u)));
+    }
+
     static F as_floats(Words words) { return hwy::HWY_NAMESPACE::BitCast(Tag(), words); }
     static Words as_words(F floats) { return hwy::HWY_NAMESPACE::BitCast(WordTag(), floats); }
 
