@@ -23,10 +23,6 @@ struct ImagePart {
     std::string url;
 };
 
-// The URL of an image part in the forms that clients send: image_url as an object with a url or as
-// a string, image as a string.  Null when there is none.
-const std::string* image_url_of(const Json& part);
-
 // Takes the URLs out of the messages, which must have been checked, in reading order.  The parts
 // stay where they are, for the template to see.
 std::vector<ImagePart> take_image_parts(Json& messages);
@@ -38,12 +34,8 @@ struct ChatImages {
 
 // Errors: vision_unavailable when the engine or the model has no vision part;
 // context_length_exceeded, request_too_large, invalid_value.
-ChatImages read_chat_images(std::vector<ImagePart> parts, const std::optional<VisionFormat>& format,
+ChatImages read_chat_images(std::vector<ImagePart> parts,
+                            const std::optional<vision::PictureFormat>& format,
                             const EngineDescription& engine);
-
-// Puts the images into a rendered prompt: each placeholder is repeated for every token of its
-// picture.  Returns them in the order of the prompt, with `first` set; image_positions then name
-// each picture's first placeholder.
-std::vector<PromptImage> place_images(std::vector<PromptImage> images, ChatPrompt& prompt);
 
 }  // namespace percheron::server

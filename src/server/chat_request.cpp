@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "server/data_url.h"
 #include "text/image_parts.h"
+#include "vision/data_url.h"
 
 namespace percheron::server {
 namespace {
@@ -17,7 +17,7 @@ void check_image(const Json& part, const std::string& place, FieldReader& fields
     const std::string* url = image_url_of(part);
     if (url == nullptr) {
         fields.fail(invalid_value(place, place + " needs image_url.url"));
-    } else if (!is_data_url(*url)) {
+    } else if (!vision::is_data_url(*url)) {
         // Nothing is ever fetched: neither over a network nor from this machine's files.
         fields.fail(invalid_value(place, place + " must be a data: URL; the server opens no other "
                                                  "address, remote or local"));

@@ -7,6 +7,7 @@
 #include "server/reply.h"
 #include "server/request_log.h"
 #include "server/routes.h"
+#include "text/prompt_images.h"
 
 namespace percheron::server {
 namespace {

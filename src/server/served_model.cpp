@@ -73,10 +73,11 @@ Status read_channels(const Json& json, const char* name, const fs::path& file,
     return {};
 }
 
-Result<std::optional<VisionFormat>> read_vision(const fs::path& folder, const Json& config) {
+Result<std::optional<vision::PictureFormat>> read_vision(const fs::path& folder,
+                                                         const Json& config) {
     const auto tower = config.find("vision_config");
-    if (tower == config.end() || !tower->is_object()) return std::optional<VisionFormat>();
-    VisionFormat format;
+    if (tower == config.end() || !tower->is_object()) return std::optional<vision::PictureFormat>();
+    vision::PictureFormat format;
     vision::CanvasRule& rule = format.canvas;
     const fs::path config_file = folder / "config.json";
     PERCHERON_TRY(read_count(*tower, "patch_size", config_file, rule.patch));

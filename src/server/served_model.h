@@ -12,16 +12,9 @@
 #include "core/status.h"
 #include "server/generation_fields.h"
 #include "text/chat_prompt.h"
-#include "vision/canvas.h"
-#include "vision/patches.h"
+#include "vision/prompt_image.h"
 
 namespace percheron::server {
-
-// How pictures are cut up for the model's vision part.
-struct VisionFormat {
-    vision::CanvasRule canvas;
-    vision::PixelScale scale;
-};
 
 struct ServedModel {
     std::string name;
@@ -36,7 +29,7 @@ struct ServedModel {
 
     // What config.json and preprocessor_config.json say of pictures; nothing without a
     // vision_config or a placeholder token.  Whether the engine sees them is the engine's to say.
-    std::optional<VisionFormat> vision;
+    std::optional<vision::PictureFormat> vision;
 
     // Reads tokenizer, chat template, config.json, generation_config.json and
     // preprocessor_config.json of a model folder; the last two may be absent.

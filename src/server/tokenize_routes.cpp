@@ -3,6 +3,7 @@
 #include "server/chat_images.h"
 #include "server/json_body.h"
 #include "server/routes.h"
+#include "text/prompt_images.h"
 
 namespace percheron::server {
 namespace {

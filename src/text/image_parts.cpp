@@ -16,7 +16,29 @@ std::string unused_text(const std::string& rendered) {
     }
 }
 
+// `Part` is Json or const Json, `String` std::string alike.
+template <class String, class Part>
+String* find_url(Part& part) {
+    for (const char* name : {"image_url", "image"}) {
+        const auto found = part.find(name);
+        if (found == part.end()) continue;
+        if (found->is_string()) return found->template get_ptr<String*>();
+        if (!found->is_object()) continue;
+        const auto url = found->find("url");
+        if (url != found->end() && url->is_string()) return url->template get_ptr<String*>();
+    }
+    return nullptr;
+}
+
 }  // namespace
+
+const std::string* image_url_of(const Json& part) {
+    return find_url<const std::string>(part);
+}
+
+std::string* image_url_of(Json& part) {
+    return find_url<std::string>(part);
+}
 
 bool is_image_part(const Json& part) {
     if (!part.is_object()) return false;

@@ -24,6 +24,11 @@ void for_each_image_part(
     nlohmann::ordered_json& messages,
     const std::function<void(nlohmann::ordered_json& part, const std::string& place)>& visit);
 
+// The URL of an image part in the forms that clients send: image_url as an object with a url or as
+// a string, image as a string.  Null when there is none.
+const std::string* image_url_of(const nlohmann::ordered_json& part);
+std::string* image_url_of(nlohmann::ordered_json& part);
+
 std::size_t count_image_parts(const nlohmann::ordered_json& messages);
 
 // For each image part that a template prints, in the order of printing, its number in reading

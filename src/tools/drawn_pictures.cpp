@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include "vision/canvas.h"
-#include "vision/patches.h"
 
 namespace percheron::tools {
 namespace {
@@ -70,33 +65,6 @@ Result<Shape> read_shape(const Json& json) {
     return shape;
 }
 
-// Four differently seeded FNV-1a sums: pictures of one run are told apart, nothing more.
-void hash_canvas(const ImageCanvas& canvas, std::array<std::uint8_t, 32>& hash) {
-    for (std::uint64_t part = 0; part < 4; ++part) {
-        std::uint64_t sum = 14695981039346656037u ^ (part * 0x9e3779b97f4a7c15u) ^ canvas.width;
-        for (const std::uint8_t byte : canvas.pixels) {
-            sum = (sum ^ byte) * 1099511628211u;
-        }
-        std::memcpy(hash.data() + part * sizeof sum, &sum, sizeof sum);
-    }
-}
-
-PromptImage image_of(const vision::RgbImage& picture) {
-    const vision::CanvasRule rule;
-    const vision::Canvas plan = vision::plan_canvas(picture.height, picture.width, rule);
-    auto canvas = std::make_shared<ImageCanvas>();
-    canvas->height = static_cast<std::uint32_t>(plan.height);
-    canvas->width = static_cast<std::uint32_t>(plan.width);
-    canvas->pixels = vision::lay_on_canvas(picture, plan).pixels;
-    PromptImage image;
-    image.count = static_cast<std::uint32_t>(plan.tokens);
-    image.grid_height = static_cast<std::uint32_t>(plan.height / rule.patch);
-    image.grid_width = static_cast<std::uint32_t>(plan.width / rule.patch);
-    hash_canvas(*canvas, image.content_hash);
-    image.canvas = std::move(canvas);
-    return image;
-}
-
 }  // namespace
 
 Result<vision::RgbImage> draw_picture(const Json& draw) {
@@ -128,42 +96,6 @@ Result<vision::RgbImage> draw_picture(const Json& draw) {
         }
     }
     return picture;
-}
-
-Result<std::vector<PromptImage>> drawn_images(const Json& messages) {
-    std::vector<PromptImage> images;
-    for (const Json& message : messages) {
-        const auto content = message.find("content");
-        if (content == message.end() || !content->is_array()) continue;
-        for (const Json& part : *content) {
-            const std::string type = part.value("type", "");
-            if (type != "image" && type != "image_url") continue;
-            const auto draw = part.find("draw");
-            if (draw == part.end()) {
-                return Error(ErrorCode::unsupported,
-                             "an item's images are drawn: give the part a \"draw\" object");
-            }
-            PERCHERON_ASSIGN(const vision::RgbImage picture, draw_picture(*draw));
-            images.push_back(image_of(picture));
-        }
-    }
-    return images;
-}
-
-void place_images(const std::vector<PromptImage>& images, ChatPrompt& prompt,
-                  GenerationRequest& request) {
-    auto rest = prompt.ids.cbegin();
-    for (std::size_t k = 0; k < prompt.image_positions.size(); ++k) {
-        const auto placeholder =
-            prompt.ids.cbegin() + static_cast<std::ptrdiff_t>(prompt.image_positions[k]);
-        PromptImage image = images[prompt.image_parts[k]];
-        request.prompt.insert(request.prompt.end(), rest, placeholder);
-        image.first = static_cast<std::uint32_t>(request.prompt.size());
-        request.prompt.insert(request.prompt.end(), image.count, *placeholder);
-        request.images.push_back(std::move(image));
-        rest = placeholder + 1;
-    }
-    request.prompt.insert(request.prompt.end(), rest, prompt.ids.cend());
 }
 
 }  // namespace percheron::tools

@@ -12,27 +12,14 @@
 // as Pillow's ImageDraw fills ellipse, rectangle and polygon (the circle's edge within a pixel).
 #pragma once
 
-#include <vector>
-
 #include <nlohmann/json.hpp>
 
-#include "percheron/engine.h"
-
 #include "core/status.h"
-#include "text/chat_prompt.h"
 #include "vision/image.h"
 
 namespace percheron::tools {
 
 // Errors: invalid_argument, with the field.
 Result<vision::RgbImage> draw_picture(const nlohmann::ordered_json& draw);
-
-// The drawn pictures of a conversation, in reading order, as an engine takes them; `first` is not
-// set.  Errors: of draw_picture; unsupported for an image part without "draw".
-Result<std::vector<PromptImage>> drawn_images(const nlohmann::ordered_json& messages);
-
-// Puts the images into a rendered prompt, each placeholder once for every token of its picture.
-void place_images(const std::vector<PromptImage>& images, ChatPrompt& prompt,
-                  GenerationRequest& request);
 
 }  // namespace percheron::tools

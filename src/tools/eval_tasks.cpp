@@ -13,7 +13,8 @@
 
 #include <zstd.h>
 
-#include "tools/drawn_pictures.h"
+#include "text/prompt_images.h"
+#include "tools/item_images.h"
 
 namespace percheron::tools {
 namespace {
@@ -252,9 +253,9 @@ Status run_tasks(Engine& engine, const ChatFormat& format, std::span<const TaskI
         PERCHERON_ASSIGN(ChatPrompt prompt,
                          format.render(items[index].messages, items[index].tools, chat));
         GenerationRequest request;
-        PERCHERON_ASSIGN(const std::vector<PromptImage> images,
-                         drawn_images(items[index].messages));
-        place_images(images, prompt, request);
+        PERCHERON_ASSIGN(std::vector<PromptImage> images, item_images(items[index].messages));
+        request.images = place_images(std::move(images), prompt);
+        request.prompt = std::move(prompt.ids);
         request.sampling.temperature = 0;
         request.max_tokens = options.max_tokens;
         PERCHERON_ASSIGN(const RequestId id, engine.submit(std::move(request), collector));

@@ -2,6 +2,7 @@
 #include "fuzz.h"
 #include "server/chat_request.h"
 #include "server/served_model.h"
+#include "text/prompt_images.h"
 
 namespace percheron::fuzz {
 namespace {
@@ -38,7 +39,7 @@ void chat_body(Input input) {
     promise(images.images.size() == parts, "every image part is an image");
     auto prompt = nano().format.render(request.messages, request.tools, request.prompt_options);
     if (!prompt.ok()) return;
-    const auto placed = server::place_images(std::move(images.images), *prompt);
+    const auto placed = place_images(std::move(images.images), *prompt);
     promise(!prompt->ids.empty(), "a prompt has tokens");
     promise(placed.size() == parts, "every image stands in the prompt");
 }

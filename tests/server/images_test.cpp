@@ -4,11 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include "server/data_url.h"
 #include "server/recording_engine.h"
 #include "server/replay_server.h"
 #include "support/plain_png.h"
 #include "vision/cases.h"
+#include "vision/data_url.h"
 #include "vision/patches.h"
 
 namespace percheron::test {
@@ -71,10 +71,10 @@ TEST(DataUrlTest, EverySpellingGivesTheBytesBack) {
         // A break inside %XX breaks that; put it where it belongs instead.
         if (text.find('%') != std::string::npos)
             std::erase_if(text, [](char c) { return c < ' '; });
-        const auto read = server::bytes_of_data_url(heads[random() % std::size(heads)] + text);
+        const auto read = vision::bytes_of_data_url(heads[random() % std::size(heads)] + text);
         ASSERT_TRUE(read.ok()) << text;
         ASSERT_EQ(*read, bytes) << text;
-        const auto plain = server::bytes_of_data_url("data:image/webp," +
+        const auto plain = vision::bytes_of_data_url("data:image/webp," +
                                                      percent({bytes.begin(), bytes.end()}, random));
         ASSERT_TRUE(plain.ok());
         ASSERT_EQ(*plain, bytes);
@@ -89,7 +89,7 @@ TEST(DataUrlTest, WhatIsNoneIsSaidSo) {
           "data:;base64,A\xc3\xa4"
           "AA",
           "data:;base64,====", "data:;base64,%"}) {
-        const auto read = server::bytes_of_data_url(url);
+        const auto read = vision::bytes_of_data_url(url);
         ASSERT_FALSE(read.ok()) << url;
         EXPECT_EQ(read.error().message().substr(0, 7), "is not ") << url;
     }

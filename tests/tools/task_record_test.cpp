@@ -20,8 +20,11 @@ class TaskRecords : public testing::Test {
     }
     void append(const std::string& text) const { std::ofstream(file_, std::ios::app) << text; }
 
+    // Its own for every test: they run beside each other.
     std::filesystem::path file_ =
-        std::filesystem::path(testing::TempDir()) / "task_record_test.jsonl";
+        std::filesystem::path(testing::TempDir()) /
+        (std::string("task_record_") +
+         testing::UnitTest::GetInstance()->current_test_info()->name() + ".jsonl");
 };
 
 TEST_F(TaskRecords, WhatWasAddedIsKnownAgainAndToAJoinedFile) {

@@ -1,11 +1,16 @@
-#include "server/data_url.h"
+#include "vision/data_url.h"
 
+#include <algorithm>
 #include <array>
 
-#include "server/http_message.h"
-
-namespace percheron::server {
+namespace percheron::vision {
 namespace {
+
+bool equal_without_case(std::string_view left, std::string_view right) {
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+    return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                      [&](char a, char b) { return lower(a) == lower(b); });
+}
 
 constexpr std::string_view scheme = "data:";
 constexpr std::uint8_t not_a_digit = 0xff;
@@ -117,4 +122,4 @@ Result<std::vector<std::uint8_t>> bytes_of_data_url(std::string_view url) {
     return bytes;
 }
 
-}  // namespace percheron::server
+}  // namespace percheron::vision

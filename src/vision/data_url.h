@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-namespace percheron::server {
+namespace percheron::vision {
 
 // Whether `url` is one; the scheme is compared without case.
 bool is_data_url(std::string_view url);
@@ -20,4 +20,4 @@ bool is_data_url(std::string_view url);
 // Errors: invalid_argument in the form "is not ...", to stand behind a place.
 Result<std::vector<std::uint8_t>> bytes_of_data_url(std::string_view url);
 
-}  // namespace percheron::server
+}  // namespace percheron::vision
