@@ -90,8 +90,9 @@ ServerLog::ServerLog(LogFormat format) : implementation_(std::make_unique<Implem
 }
 
 ServerLog::~ServerLog() {
-    implementation_->logger.reset();
+    // The writer first: it has ended, every line written, before what it writes with goes.
     implementation_->writer.reset();
+    implementation_->logger.reset();
 }
 
 void ServerLog::write(LogLevel level, std::string_view message) {
