@@ -139,6 +139,7 @@ class App {
     #showList() {
         const items = this.#store.list().map(({ id, title }) => {
             const item = document.createElement('li');
+            item.dataset.conversation = id;
             const open = document.createElement('button');
             open.type = 'button';
             open.className = 'conversation';
@@ -150,7 +151,15 @@ class App {
             item.append(open, this.#removeButton(id, title));
             return item;
         });
+        // The list is shown anew while somebody walks through it by keyboard: focus stays.
+        const focused = this.root.activeElement?.closest('#conversation-list button');
+        const row = focused?.closest('li').dataset.conversation;
         this.root.getElementById('conversation-list').replaceChildren(...items);
+        if (!focused) return;
+        items
+            .find((item) => item.dataset.conversation === row)
+            ?.querySelector(focused.matches('.remove') ? '.remove' : '.conversation')
+            .focus();
     }
 
     // Deleting takes a second press: there is no way back.
