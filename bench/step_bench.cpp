@@ -17,6 +17,7 @@
 #include "checkpoint/config.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "ops/forwarding_backend.h"
 
 namespace percheron::bench {
 namespace {
@@ -77,40 +78,11 @@ T value_of(Result<T> result) {
     return std::move(result).value();
 }
 
-// Passes every call on and adds up its time.
-class TimedBackend final : public ops::Backend {
+// Adds up the time of every stage.
+class TimedBackend final : public ops::ForwardingBackend {
   public:
-    explicit TimedBackend(ops::Backend& inner) : inner_(inner) {}
+    using ForwardingBackend::ForwardingBackend;
 
-    std::string_view name() const override { return inner_.name(); }
-    ops::Arithmetic arithmetic() const override { return inner_.arithmetic(); }
-    DType activation_dtype() const override { return inner_.activation_dtype(); }
-    Result<std::unique_ptr<ops::BackendBuffer>> allocate(Bytes bytes,
-                                                         std::string_view purpose) override {
-        return inner_.allocate(bytes, purpose);
-    }
-    Result<std::unique_ptr<ops::BackendBuffer>> allocate_host_readable(
-        Bytes bytes, std::string_view purpose) override {
-        return inner_.allocate_host_readable(bytes, purpose);
-    }
-    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored, std::string_view name,
-                                    ops::WeightUse use) override {
-        return inner_.place(stored, name, use);
-    }
-    Result<const float*> place(std::span<const float> vector, std::string_view name) override {
-        return inner_.place(vector, name);
-    }
-    Bytes working_bytes(const ops::NetworkShape& shape, std::size_t rows,
-                        std::size_t logit_rows) const override {
-        return inner_.working_bytes(shape, rows, logit_rows);
-    }
-    Status prepare(const ops::NetworkShape& shape, std::size_t rows,
-                   std::size_t logit_rows) override {
-        return inner_.prepare(shape, rows, logit_rows);
-    }
-    Status run(const ops::RowBatch& batch, const std::function<void()>& stages) override {
-        return inner_.run(batch, stages);
-    }
     void embed(const ops::WeightMatrix& table, const ops::RowBatch& batch,
                ops::Activations streams) override {
         timed("embed", [&] { inner_.embed(table, batch, streams); });
@@ -138,7 +110,6 @@ class TimedBackend final : public ops::Backend {
               ops::Activations logits) override {
         timed("head", [&] { inner_.head(head, batch, hidden, logits); });
     }
-    void read(const ops::Activations& rows, float* out) override { inner_.read(rows, out); }
 
     void forget() { stages_.clear(); }
     void print(std::size_t steps) const {
@@ -167,7 +138,6 @@ class TimedBackend final : public ops::Backend {
         stage.least = stage.calls == 0 ? seconds : std::min(stage.least, seconds);
         ++stage.calls;
     }
-    ops::Backend& inner_;
     std::map<std::string, Stage> stages_;
 };
 

@@ -10,6 +10,7 @@
 #include "cache/cache_store.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "ops/forwarding_backend.h"
 #include "ops/reference/reference_primitives.h"
 #include "tools/model_source.h"
 
@@ -18,56 +19,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Passes every call on, takes its time, and counts what it had to read and do.
-class CountingBackend final : public ops::Backend {
+// Takes the time of every stage, and counts what it had to read and do.
+class CountingBackend final : public ops::ForwardingBackend {
   public:
-    explicit CountingBackend(ops::Backend& inner) : inner_(inner) {}
+    using ForwardingBackend::ForwardingBackend;
 
-    std::string_view name() const override { return inner_.name(); }
-    ops::Arithmetic arithmetic() const override { return inner_.arithmetic(); }
-    DType activation_dtype() const override { return inner_.activation_dtype(); }
-    Result<std::unique_ptr<ops::BackendBuffer>> allocate(Bytes bytes,
-                                                         std::string_view purpose) override {
-        return inner_.allocate(bytes, purpose);
-    }
-    Result<std::unique_ptr<ops::BackendBuffer>> allocate_host_readable(
-        Bytes bytes, std::string_view purpose) override {
-        return inner_.allocate_host_readable(bytes, purpose);
-    }
-    void clear(void* data, Bytes bytes) override { inner_.clear(data, bytes); }
-    Status check_shape(const ops::NetworkShape& shape, std::size_t rows) const override {
-        return inner_.check_shape(shape, rows);
-    }
-    Result<ops::WeightMatrix> place(const ops::WeightMatrix& stored, std::string_view name,
-                                    ops::WeightUse use) override {
-        return inner_.place(stored, name, use);
-    }
-    Result<const float*> place(std::span<const float> vector, std::string_view name) override {
-        return inner_.place(vector, name);
-    }
-    Result<ops::WeightMatrix> place_latent_heads(const ops::WeightMatrix& stored,
-                                                 const ops::NetworkShape& shape,
-                                                 std::string_view name) override {
-        return inner_.place_latent_heads(stored, shape, name);
-    }
-    Result<const void*> place_experts(std::span<const ops::FeedForwardWeights> experts,
-                                      std::string_view layer) override {
-        return inner_.place_experts(experts, layer);
-    }
-    Bytes working_bytes(const ops::NetworkShape& shape, std::size_t rows,
-                        std::size_t logit_rows) const override {
-        return inner_.working_bytes(shape, rows, logit_rows);
-    }
     Status prepare(const ops::NetworkShape& shape, std::size_t rows,
                    std::size_t logit_rows) override {
         shape_ = shape;
         return inner_.prepare(shape, rows, logit_rows);
     }
-    Status run(const ops::RowBatch& batch, const std::function<void()>& stages) override {
-        return inner_.run(batch, stages);
-    }
-    void read(const ops::Activations& rows, float* out) override { inner_.read(rows, out); }
-
     void embed(const ops::WeightMatrix& table, const ops::RowBatch& batch,
                ops::Activations streams) override {
         const double rows = static_cast<double>(batch.rows());
@@ -195,7 +156,6 @@ class CountingBackend final : public ops::Backend {
         ++stage.calls;
     }
 
-    ops::Backend& inner_;
     ops::NetworkShape shape_;
     ops::reference::ReferencePrimitives oracle_;
     std::map<std::string, StageCost> stages_;
