@@ -112,6 +112,28 @@ class Access(PageCase):
             self.assertTrue(stop["outline"] or stop["name"] == "message-input", stop)
         self.assertIn("SUMMARY", {stop["tag"] for stop in stops})
 
+    def test_focus_stays_when_the_list_of_conversations_is_shown_anew(self):
+        server = self.serve({"match": ".", "steps": ["Hm.</think>", "going"], "finish": "hang"})
+        page = self.open(server)
+        for control in (".conversation", ".remove"):
+            self.send(page, "go")
+            page.wait_for("!document.getElementById('stop').hidden")
+            button = f"document.querySelector('#conversation-list {control}')"
+            page.wait_for(button)
+            # The end of a reply is saved, which shows the list anew, a moment after the press.
+            page.run(
+                f"""(() => {{
+                    const button = {button};
+                    button.seen = true;
+                    document.getElementById('stop').click();
+                    button.focus();
+                }})()"""
+            )
+            page.wait_for(f"{button}.seen === undefined")
+            self.assertTrue(page.run(f"document.activeElement === {button}"), control)
+            page.wait_for("document.getElementById('stop').hidden")
+        self.assert_clean(page)
+
     def test_every_control_has_a_name_for_screen_readers(self):
         page = self.open_with_reply()
         page.click("#toggle-settings")
