@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/base64.h"
 #include "support/plain_png.h"
 
 namespace percheron::tools {
@@ -19,11 +20,7 @@ Json drawn(int red) {
 }
 
 TEST(ItemImages, AreReadInOrderFromDrawingsAndDataUrls) {
-    std::string url = "data:image/png,";
-    for (const std::uint8_t byte : test::plain_png(112, 168, 7)) {
-        constexpr std::string_view digits = "0123456789abcdef";
-        url += {'%', digits[byte >> 4], digits[byte & 15]};
-    }
+    const std::string url = "data:image/png;base64," + test::base64(test::plain_png(112, 168, 7));
     Json messages = asked_about(drawn(200));
     messages[0]["content"].push_back({{"type", "image_url"}, {"image_url", {{"url", url}}}});
     messages.push_back(asked_about(drawn(3))[0]);
