@@ -42,7 +42,8 @@ void check_part(const Json& part, const std::string& place, FieldReader& fields)
     } else if (kind == "video_url" || kind == "video" || kind == "input_audio" ||
                kind == "audio_url" || kind == "file") {
         fields.fail(unsupported_parameter(
-            place, place + " is of type " + kind + ", which is not supported; send text"));
+            place,
+            place + " is of type " + kind + ", which is not supported; send text or images"));
     } else if (kind != "tool_reference") {
         fields.fail(invalid_value(place, place + " is of an unknown type"));
     }
@@ -130,8 +131,8 @@ void read_tools(FieldReader& fields, ChatRequest& request) {
         const auto name = function.is_object() ? function.find("name") : function.end();
         if (!function.is_object() || name == function.end() || !name->is_string() ||
             name->get_ref<const std::string&>().empty()) {
-            fields.fail(
-                invalid_value(place + ".function.name", place + ".function.name must be a string"));
+            fields.fail(invalid_value(place + ".function.name",
+                                      place + ".function.name must be a string with a name in it"));
             return;
         }
         const auto parameters = function.find("parameters");
@@ -236,7 +237,7 @@ ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& default
     read_logprobs(fields, request.generation.request.sampling);
     read_prompt_options(fields, defaults, request.prompt_options);
     read_response_format(fields);
-    settle_foreign_fields(fields);
+    refuse_foreign_fields(fields);
     request.unknown_fields = fields.unknown();
     result.error = fields.error();
     if (result.error) return result;

@@ -171,14 +171,7 @@ GenerationFields read_generation_fields(FieldReader& fields, const GenerationDef
     return result;
 }
 
-void settle_foreign_fields(FieldReader& fields) {
-    for (const char* name :
-         {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-          "prompt_cache_retention", "verbosity", "prediction", "skip_special_tokens",
-          "spaces_between_special_tokens", "media_io_kwargs", "mm_processor_kwargs", "request_id",
-          "thinking", "include_reasoning", "separate_reasoning", "stream_reasoning"}) {
-        fields.ignore(name);
-    }
+void refuse_foreign_fields(FieldReader& fields) {
     const auto refuse = [&](const char* name, std::string_view why) {
         fields.fail(unsupported_parameter(fields.path_of(name),
                                           fields.path_of(name) + " " + std::string(why)));

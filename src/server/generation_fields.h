@@ -37,8 +37,8 @@ struct GenerationFields {
 GenerationFields read_generation_fields(FieldReader& fields, const GenerationDefaults& defaults,
                                         std::uint32_t vocabulary);
 
-// Marks as known what clients send without effect on a reply (user, metadata, store, ...), and
-// refuses what would change a reply and is not done here.
-void settle_foreign_fields(FieldReader& fields);
+// Refuses what would change a reply and is not done here.  What clients send beside it without
+// effect on a reply (user, metadata, store, thinking, ...) stays unread, and so comes into the log.
+void refuse_foreign_fields(FieldReader& fields);
 
 }  // namespace percheron::server

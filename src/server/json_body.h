@@ -50,8 +50,6 @@ class FieldReader {
 
     // Fields that nobody asked for, in the object's order.
     std::vector<std::string> unknown() const;
-    // Marks a name as known though nothing is done with it.
-    void ignore(std::string_view name) { asked_.insert(std::string(name)); }
 
     void fail(ApiError error) {
         if (!error_) error_ = std::move(error);

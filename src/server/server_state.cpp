@@ -40,7 +40,7 @@ void ServerState::note_unknown_fields(std::string_view route,
         if (noted_fields_.size() >= most_noted_fields) return;
         const std::string shown = name.substr(0, longest_noted_field);
         if (!noted_fields_.insert(shown).second) continue;
-        log_line(LogLevel::warning, "a request field is not known and is ignored",
+        log_line(LogLevel::warning, "a request field has no effect here and is ignored",
                  {{"route", std::string(route)}, {"field", shown}});
     }
 }

@@ -1,6 +1,10 @@
 // Fields, models, metrics, tokens: what clients and harnesses read beside the replies.
+#include <algorithm>
+#include <mutex>
+
 #include <gtest/gtest.h>
 
+#include "core/logging.h"
 #include "server/replay_server.h"
 
 namespace percheron::test {
@@ -121,6 +125,43 @@ TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
         EXPECT_EQ(reply.json()["error"]["code"], "unsupported_parameter") << name;
         EXPECT_EQ(reply.json()["error"]["param"], name) << reply.body;
     }
+}
+
+// Keeps what is logged while it lives.
+class KeptLog final : public LogSink {
+  public:
+    KeptLog() : before_(set_log_sink(this)) {}
+    ~KeptLog() override { set_log_sink(before_); }
+    void write(LogLevel /*level*/, std::string_view message) override {
+        const std::lock_guard lock(mutex_);
+        lines_.emplace_back(message);
+    }
+    std::size_t lines_with(const std::string& text) const {
+        const std::lock_guard lock(mutex_);
+        return static_cast<std::size_t>(std::count_if(
+            lines_.begin(), lines_.end(),
+            [&](const std::string& line) { return line.find(text) != std::string::npos; }));
+    }
+
+  private:
+    LogSink* before_;
+    mutable std::mutex mutex_;
+    std::vector<std::string> lines_;
+};
+
+TEST(FieldsTest, WhatHasNoEffectIsNamedOnceInTheLog) {
+    KeptLog log;
+    const ReplayServer server(Lines{quick});
+    const std::pair<const char*, Json> fields[] = {
+        {"thinking", {{"type", "disabled"}}}, {"user", "somebody"},           {"store", true},
+        {"include_reasoning", false},         {"skip_special_tokens", false}, {"temprature", 0}};
+    for (int round = 0; round < 3; ++round) {
+        for (const auto& [name, value] : fields)
+            EXPECT_EQ(server.chat(ask({{name, value}})).status, 200) << name;
+    }
+    for (const auto& [name, value] : fields)
+        EXPECT_EQ(log.lines_with(std::string("field=") + name), 1u) << name;
+    EXPECT_EQ(log.lines_with("field=messages"), 0u);
 }
 
 // The bounds that the message names are those that hold.
