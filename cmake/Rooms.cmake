@@ -18,6 +18,11 @@ foreach(sanitizer IN LISTS PERCHERON_SANITIZE)
         $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${sanitizer} -fno-omit-frame-pointer>)
     target_link_options(percheron_options INTERFACE -fsanitize=${sanitizer})
 endforeach()
+# Clang before 16 cannot assemble coroutines with the data that this check puts before functions.
+if(PERCHERON_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    target_compile_options(percheron_options INTERFACE
+        $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=function>)
+endif()
 
 # percheron_room(NAME [FOLDER folder] [DEPENDS rooms...] [LINK libraries...])
 # Every .cpp directly in the folder belongs to the room.
