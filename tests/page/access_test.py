@@ -106,11 +106,36 @@ class Access(PageCase):
             "add-image",
             "send",
         ]
-        self.assertEqual([name for name in names if name in order], order)
+        self.assertEqual([name for name in names if name in order], order, names)
         for stop in stops:
             # The message box shows its focus on the frame around it.
             self.assertTrue(stop["outline"] or stop["name"] == "message-input", stop)
         self.assertIn("SUMMARY", {stop["tag"] for stop in stops})
+
+    def test_focus_stays_on_the_jump_button_when_the_end_comes_into_sight(self):
+        page = self.open_with_reply(height=400)
+        jump = "document.getElementById('jump')"
+        scroll = "document.getElementById('scroll')"
+        page.run(f"{scroll}.scrollTop = 0")
+        page.wait_for(f"!{jump}.hidden")
+        page.run(f"{jump}.focus()")
+        page.run(
+            f"""(() => {{
+                {scroll}.addEventListener('scroll', () => {{ window.scrolled = true; }});
+                {scroll}.scrollTop = {scroll}.scrollHeight;
+            }})()"""
+        )
+        page.wait_for("window.scrolled")
+        self.assertEqual(page.run("document.activeElement.id"), "jump")
+        page.press("Tab")
+        self.assertEqual(page.run("document.activeElement.id"), "message-input")
+        self.assertTrue(page.run(f"{jump}.hidden"))
+        page.run(f"{scroll}.scrollTop = 0")
+        page.wait_for(f"!{jump}.hidden")
+        page.run(f"{jump}.focus()")
+        page.press("Enter")
+        page.wait_for(f"{jump}.hidden")
+        self.assert_clean(page)
 
     def test_focus_stays_when_the_list_of_conversations_is_shown_anew(self):
         server = self.serve({"match": ".", "steps": ["Hm.</think>", "going"], "finish": "hang"})

@@ -20,7 +20,11 @@ export class Transcript {
         this.#jump = root.getElementById('jump');
         this.#actions = actions;
         this.#scroll.addEventListener('scroll', () => this.#noteScroll());
-        this.#jump.addEventListener('click', () => this.follow());
+        this.#jump.addEventListener('click', () => {
+            this.#jump.blur();
+            this.follow();
+        });
+        this.#jump.addEventListener('blur', () => this.#showJump(null));
         const resized = new ResizeObserver(() => this.#keepUp());
         resized.observe(this.#list);
         resized.observe(this.#scroll);
@@ -82,7 +86,12 @@ export class Transcript {
     #noteScroll() {
         const { scrollTop, scrollHeight, clientHeight } = this.#scroll;
         this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END;
-        this.#jump.hidden = this.#following;
+        this.#showJump(document.activeElement);
+    }
+
+    // A button that has the focus stays: whoever walks by keyboard would lose their place with it.
+    #showJump(focused) {
+        this.#jump.hidden = this.#following && focused !== this.#jump;
     }
 
     #keepUp() {
