@@ -89,22 +89,32 @@ void measure_openblas(Matrices& m, std::size_t threads, std::size_t runs,
     rates.push_back({"OpenBLAS sgemm", gemm_operations / seconds});
 }
 
+// oneDNN's plain C entries; the bf16 one takes bf16 inputs and adds up in fp32.
+template <class Input>
+void measure_onednn(void* library, const char* entry, const char* name, const Input* a,
+                    const Input* b, float* c, std::size_t runs, std::vector<GemmRate>& rates) {
+    using Gemm = int (*)(char, char, std::int64_t, std::int64_t, std::int64_t, float, const Input*,
+                         std::int64_t, const Input*, std::int64_t, float, float*, std::int64_t);
+    const auto gemm = reinterpret_cast<Gemm>(::dlsym(library, entry));
+    if (gemm == nullptr) return;
+    constexpr std::int64_t n = gemm_size;
+    int status = 0;
+    const double seconds = least_seconds(
+        runs, [&] { status = gemm('N', 'N', n, n, n, 1.0f, a, n, b, n, 0.0f, c, n); });
+    if (status == 0) rates.push_back({name, gemm_operations / seconds});
+}
+
 void measure_onednn(Matrices& m, std::size_t runs, std::vector<GemmRate>& rates) {
     void* library = nullptr;
     for (const char* name : {"libdnnl.so.3", "libdnnl.so.2"}) {
         if (library == nullptr) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
     }
     if (library == nullptr) return;
-    using Sgemm = int (*)(char, char, std::int64_t, std::int64_t, std::int64_t, float, const float*,
-                          std::int64_t, const float*, std::int64_t, float, float*, std::int64_t);
-    const auto sgemm = reinterpret_cast<Sgemm>(::dlsym(library, "dnnl_sgemm"));
-    if (sgemm == nullptr) return;
-    constexpr std::int64_t n = gemm_size;
-    int status = 0;
-    const double seconds = least_seconds(runs, [&] {
-        status = sgemm('N', 'N', n, n, n, 1.0f, m.a.data(), n, m.b.data(), n, 0.0f, m.c.data(), n);
-    });
-    if (status == 0) rates.push_back({"oneDNN sgemm", gemm_operations / seconds});
+    measure_onednn(library, "dnnl_sgemm", "oneDNN sgemm", m.a.data(), m.b.data(), m.c.data(), runs,
+                   rates);
+    const std::vector<BFloat16> a(m.a.begin(), m.a.end()), b(m.b.begin(), m.b.end());
+    measure_onednn(library, "dnnl_gemm_bf16bf16f32", "oneDNN bf16", a.data(), b.data(), m.c.data(),
+                   runs, rates);
 }
 
 // Our own prefill product, BF16 weights from memory, inputs rounded to BF16.
