@@ -1,6 +1,7 @@
 #include "engine/local_engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -12,12 +13,13 @@
 #include "cache/cache_store.h"
 #include "core/logging.h"
 #include "core/throughput.h"
+#include "engine/engine_start.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
 #include "engine/step_runner.h"
-#include "sampling/sampler.h"
+#include "engine/token_commit.h"
 
 namespace percheron::engine {
 
@@ -46,8 +48,6 @@ class LocalEngine final : public Engine {
 
     // The submitting threads' side.
     std::uint64_t new_seed();
-    std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request, std::uint64_t seed,
-                                            std::uint32_t choice, EngineEventSink& sink) const;
 
     // The engine thread's side.
     void run();
@@ -58,18 +58,16 @@ class LocalEngine final : public Engine {
     void end_cancelled_and_late();
     void encode();
     Status step();
-    void take_token(const PlannedRows& planned, std::span<const float> logits);
-    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
     void announce(Sequence& sequence);
-    void finish(Sequence& sequence, FinishReason reason, std::optional<Error> error = {});
+    void finish(Sequence& sequence, Ending ending);
     void finish_step(double seconds);
     void die(const Error& error);
 
     NetworkParts parts_;
     std::unique_ptr<cache::CacheStore> caches_;
     const LocalEngineOptions options_;
-    EngineDescription description_;
-    RequestLimits limits_;
+    const EngineDescription description_;
+    const RequestLimits limits_;
 
     // Shared, under mutex_.
     mutable std::mutex mutex_;
@@ -89,9 +87,9 @@ class LocalEngine final : public Engine {
     ImageQueue images_;
     Scheduler scheduler_;
     StepRunner runner_;
-    sampling::Sampler sampler_;
     StepPlan plan_;
     EventBatches events_;
+    TokenCommit tokens_;
     std::vector<Cancel> cancels_now_;
     std::uint32_t finished_now_ = 0;
 
@@ -103,35 +101,15 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
     : parts_(std::move(parts)),
       caches_(std::move(caches)),
       options_(std::move(options)),
+      description_(describe(parts_, options_)),
+      limits_(limits_of(parts_, options_)),
       seeds_(options_.seed.value_or(0)),
       prefilled_(Clock::now()),
       decoded_(Clock::now()),
       images_(parts_.tower.get(), options_.image_memory),
       scheduler_(options_.scheduler),
       runner_(*parts_.network, *caches_),
-      sampler_(parts_.network->config().vocabulary) {
-    description_.model_name = options_.model_name;
-    description_.vocabulary = static_cast<std::uint32_t>(parts_.network->config().vocabulary);
-    description_.context_tokens = options_.context_tokens;
-    description_.kv_tokens = std::uint64_t{options_.scheduler.pages} * ops::page_tokens;
-    description_.page_tokens = ops::page_tokens;
-    description_.max_running = options_.scheduler.max_running;
-    description_.stop_tokens = options_.stop_tokens;
-    limits_.vocabulary = description_.vocabulary;
-    limits_.context_tokens = options_.context_tokens;
-    limits_.most_choices = options_.scheduler.max_running + options_.max_queued;
-    limits_.has_think_tags = options_.think_tags.has_value();
-    description_.vision = parts_.tower != nullptr;
-    limits_.has_vision = description_.vision;
-    if (parts_.tower) {
-        const model::VisionConfig& vision = parts_.tower->config();
-        limits_.image_token = parts_.network->config().image_token;
-        limits_.patch = vision.patch;
-        limits_.merge = vision.merge;
-        limits_.image_tokens = options_.image_tokens;
-        limits_.feature_row_bytes = vision.out_hidden * sizeof(float);
-        limits_.image_memory = options_.image_memory;
-    }
+      tokens_(description_.vocabulary, options_.banned_tokens, events_) {
     status_.kv_tokens_total = description_.kv_tokens;
     status_.kv_tokens_free = description_.kv_tokens;
     thread_ = std::thread([this] { run(); });
@@ -164,7 +142,8 @@ Result<RequestId> LocalEngine::submit(GenerationRequest request, EngineEventSink
     const std::uint64_t seed = request.sampling.seed ? *request.sampling.seed : new_seed();
     std::vector<std::unique_ptr<Sequence>> sequences;
     for (std::uint32_t choice = 0; choice < request.choices; ++choice) {
-        sequences.push_back(make_sequence(request, seed, choice, sink));
+        sequences.push_back(
+            make_sequence(request, options_, description_.vocabulary, seed, choice, sink));
     }
 
     RequestId id{};
@@ -208,41 +187,6 @@ std::uint64_t LocalEngine::new_seed() {
     }
     std::random_device system;
     return (std::uint64_t{system()} << 32 | system()) >> unused_bits;
-}
-
-std::unique_ptr<Sequence> LocalEngine::make_sequence(const GenerationRequest& request,
-                                                     std::uint64_t seed, std::uint32_t choice,
-                                                     EngineEventSink& sink) const {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->choice = choice;
-    sequence->priority = request.priority;
-    sequence->sink = &sink;
-    sequence->sampling = request.sampling;
-    sequence->seed = seed;
-    sequence->min_tokens = request.min_tokens;
-    sequence->prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
-    sequence->limit_is_context = !request.max_tokens;
-    sequence->token_limit =
-        request.max_tokens.value_or(options_.context_tokens - sequence->prompt_tokens);
-    sequence->ignore_eos = request.ignore_eos;
-    sequence->stop_tokens = options_.stop_tokens;
-    sequence->stop_tokens.insert(sequence->stop_tokens.end(), request.extra_stop_tokens.begin(),
-                                 request.extra_stop_tokens.end());
-    sequence->deadline = request.deadline;
-    sequence->tokens = request.prompt;
-    for (const PromptImage& image : request.images) {
-        sequence->images.push_back({image, nullptr});
-    }
-    if (options_.think_tags) {
-        sequence->thinking =
-            ThinkingBudget(*options_.think_tags, request.thinking_budget, request.prompt);
-    }
-    if (sampling::uses_counts(request.sampling)) {
-        sequence->counts.emplace(description_.vocabulary);
-        sequence->counts->add(request.prompt);
-    }
-    sequence->submitted = Clock::now();
-    return sequence;
 }
 
 void LocalEngine::run() {
@@ -304,7 +248,7 @@ std::uint32_t LocalEngine::waiting_now() const {
 void LocalEngine::encode() {
     images_.advance();
     if (auto failure = images_.take_failure()) {
-        finish(*failure->first, FinishReason::failed, std::move(failure->second));
+        finish(*failure->first, {FinishReason::failed, std::move(failure->second)});
     }
     for (auto& sequence : images_.ready()) {
         scheduler_.add(std::move(sequence));
@@ -321,9 +265,9 @@ void LocalEngine::end_cancelled_and_late() {
                        (cancel.choice == all_choices || cancel.choice == sequence->choice);
             });
         if (cancelled) {
-            finish(*sequence, FinishReason::cancelled);
+            finish(*sequence, {FinishReason::cancelled, {}});
         } else if (sequence->deadline && now >= *sequence->deadline) {
-            finish(*sequence, FinishReason::deadline);
+            finish(*sequence, {FinishReason::deadline, {}});
         }
     }
     cancels_now_.clear();
@@ -343,69 +287,15 @@ Status LocalEngine::step() {
         for (const PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
                 const std::size_t vocabulary = description_.vocabulary;
-                take_token(planned, logits.subspan(row++ * vocabulary, vocabulary));
+                const auto newest = logits.subspan(row++ * vocabulary, vocabulary);
+                if (auto ending = tokens_.take(*planned.sequence, newest)) {
+                    finish(*planned.sequence, std::move(*ending));
+                }
             }
         }
     }
     finish_step(seconds_between(start, Clock::now()));
     return {};
-}
-
-// One token in order: forced or chosen, then what it ends.
-void LocalEngine::take_token(const PlannedRows& planned, std::span<const float> logits) {
-    Sequence& sequence = *planned.sequence;
-    Result<TokenId> chosen = choose(sequence, logits);
-    if (!chosen.ok()) {
-        finish(sequence, FinishReason::failed, std::move(chosen).error());
-        return;
-    }
-    const TokenId token = sequence.thinking.forced().value_or(*chosen);
-    if (sequence.generated() == 0) {
-        sequence.first_token = Clock::now();
-    }
-    sequence.tokens.push_back(token);
-    sequence.thinking.observe(token);
-    if (sequence.counts) {
-        sequence.counts->add(token);
-    }
-
-    EngineEvents& events = events_.of(sequence.sink);
-    EngineEvents::Tokens run;
-    run.request = sequence.request;
-    run.choice = sequence.choice;
-    run.first = static_cast<std::uint32_t>(events.tokens.size());
-    run.count = 1;
-    events.tokens.push_back(token);
-    if (sequence.sampling.top_logprobs >= 0) {
-        run.has_logprobs = true;
-        run.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
-        sampler_.log_probabilities(logits, token,
-                                   static_cast<std::size_t>(sequence.sampling.top_logprobs),
-                                   options_.banned_tokens, events.logprobs.emplace_back());
-    }
-    events.runs.push_back(run);
-
-    const std::vector<TokenId>& stops = sequence.stop_tokens;
-    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-        finish(sequence, FinishReason::stop_token);
-    } else if (sequence.generated() >= sequence.token_limit) {
-        finish(sequence,
-               sequence.limit_is_context ? FinishReason::context : FinishReason::max_tokens);
-    }
-}
-
-Result<TokenId> LocalEngine::choose(const Sequence& sequence, std::span<const float> logits) {
-    sampling::SamplingRow row;
-    row.logits = logits;
-    row.parameters = &sequence.sampling;
-    row.counts = sequence.counts ? &*sequence.counts : nullptr;
-    row.banned = options_.banned_tokens;
-    if (sequence.ignore_eos || sequence.generated() < sequence.min_tokens) {
-        row.masked = sequence.stop_tokens;
-    }
-    row.noise = sequence.noise();
-    row.position = static_cast<Position>(sequence.tokens.size());
-    return sampler_.choose(row);
 }
 
 void LocalEngine::announce(Sequence& sequence) {
@@ -421,18 +311,18 @@ void LocalEngine::announce(Sequence& sequence) {
     events_.of(sequence.sink).admitted.push_back(admitted);
 }
 
-void LocalEngine::finish(Sequence& sequence, FinishReason reason, std::optional<Error> error) {
+void LocalEngine::finish(Sequence& sequence, Ending ending) {
     announce(sequence);
-    if (error) {
+    if (ending.error) {
         log_error("request " + std::to_string(to_int(sequence.request)) +
-                  " failed: " + error->message());
+                  " failed: " + ending.error->message());
     }
     const auto now = Clock::now();
     EngineEvents::Finished finished;
     finished.request = sequence.request;
     finished.choice = sequence.choice;
-    finished.reason = reason;
-    finished.error = std::move(error);
+    finished.reason = ending.reason;
+    finished.error = std::move(ending.error);
     ChoiceStatistics& statistics = finished.statistics;
     statistics.prompt_tokens = sequence.prompt_tokens;
     statistics.generated_tokens = sequence.generated();
@@ -493,35 +383,11 @@ void LocalEngine::die(const Error& error) {
     }
     plan_.clear();
     for (Sequence* sequence : all()) {
-        finish(*sequence, FinishReason::failed,
-               Error(ErrorCode::unavailable, "the engine has stopped: " + error.message(),
-                     reasons::engine_dead));
+        finish(*sequence, {FinishReason::failed, Error(ErrorCode::unavailable,
+                                                       "the engine has stopped: " + error.message(),
+                                                       reasons::engine_dead)});
     }
     finish_step(0);
-}
-
-Status check_options(const LocalEngineOptions& options, const model::ModelConfig& config) {
-    const auto wrong = [](std::string message) {
-        return Error(ErrorCode::invalid_argument, std::move(message));
-    };
-    const std::uint64_t kv_tokens = std::uint64_t{options.scheduler.pages} * ops::page_tokens;
-    if (options.context_tokens < 2 || options.context_tokens > kv_tokens) {
-        return wrong("the context is " + std::to_string(options.context_tokens) +
-                     " tokens but the pool holds " + std::to_string(kv_tokens));
-    }
-    std::vector<TokenId> tokens = options.banned_tokens;
-    tokens.insert(tokens.end(), options.stop_tokens.begin(), options.stop_tokens.end());
-    if (options.think_tags) {
-        tokens.push_back(options.think_tags->open);
-        tokens.push_back(options.think_tags->close);
-    }
-    for (const TokenId token : tokens) {
-        if (to_int(token) < 0 || static_cast<std::size_t>(to_int(token)) >= config.vocabulary) {
-            return wrong("token id " + std::to_string(to_int(token)) +
-                         " of the options is outside the vocabulary");
-        }
-    }
-    return {};
 }
 
 }  // namespace

@@ -1,0 +1,104 @@
+#include "engine/engine_start.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/batch.h"
+#include "sampling/sampler.h"
+
+namespace percheron::engine {
+
+Status check_options(const LocalEngineOptions& options, const model::ModelConfig& config) {
+    const auto wrong = [](std::string message) {
+        return Error(ErrorCode::invalid_argument, std::move(message));
+    };
+    const std::uint64_t kv_tokens = std::uint64_t{options.scheduler.pages} * ops::page_tokens;
+    if (options.context_tokens < 2 || options.context_tokens > kv_tokens) {
+        return wrong("the context is " + std::to_string(options.context_tokens) +
+                     " tokens but the pool holds " + std::to_string(kv_tokens));
+    }
+    std::vector<TokenId> tokens = options.banned_tokens;
+    tokens.insert(tokens.end(), options.stop_tokens.begin(), options.stop_tokens.end());
+    if (options.think_tags) {
+        tokens.push_back(options.think_tags->open);
+        tokens.push_back(options.think_tags->close);
+    }
+    for (const TokenId token : tokens) {
+        if (to_int(token) < 0 || static_cast<std::size_t>(to_int(token)) >= config.vocabulary) {
+            return wrong("token id " + std::to_string(to_int(token)) +
+                         " of the options is outside the vocabulary");
+        }
+    }
+    return {};
+}
+
+EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& options) {
+    EngineDescription description;
+    description.model_name = options.model_name;
+    description.vocabulary = static_cast<std::uint32_t>(parts.network->config().vocabulary);
+    description.context_tokens = options.context_tokens;
+    description.kv_tokens = std::uint64_t{options.scheduler.pages} * ops::page_tokens;
+    description.page_tokens = ops::page_tokens;
+    description.max_running = options.scheduler.max_running;
+    description.stop_tokens = options.stop_tokens;
+    description.vision = parts.tower != nullptr;
+    return description;
+}
+
+RequestLimits limits_of(const NetworkParts& parts, const LocalEngineOptions& options) {
+    RequestLimits limits;
+    limits.vocabulary = static_cast<std::uint32_t>(parts.network->config().vocabulary);
+    limits.context_tokens = options.context_tokens;
+    limits.most_choices = options.scheduler.max_running + options.max_queued;
+    limits.has_think_tags = options.think_tags.has_value();
+    limits.has_vision = parts.tower != nullptr;
+    if (parts.tower) {
+        const model::VisionConfig& vision = parts.tower->config();
+        limits.image_token = parts.network->config().image_token;
+        limits.patch = vision.patch;
+        limits.merge = vision.merge;
+        limits.image_tokens = options.image_tokens;
+        limits.feature_row_bytes = vision.out_hidden * sizeof(float);
+        limits.image_memory = options.image_memory;
+    }
+    return limits;
+}
+
+std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
+                                        const LocalEngineOptions& options, std::size_t vocabulary,
+                                        std::uint64_t seed, std::uint32_t choice,
+                                        EngineEventSink& sink) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->choice = choice;
+    sequence->priority = request.priority;
+    sequence->sink = &sink;
+    sequence->sampling = request.sampling;
+    sequence->seed = seed;
+    sequence->min_tokens = request.min_tokens;
+    sequence->prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
+    sequence->limit_is_context = !request.max_tokens;
+    sequence->token_limit =
+        request.max_tokens.value_or(options.context_tokens - sequence->prompt_tokens);
+    sequence->ignore_eos = request.ignore_eos;
+    sequence->stop_tokens = options.stop_tokens;
+    sequence->stop_tokens.insert(sequence->stop_tokens.end(), request.extra_stop_tokens.begin(),
+                                 request.extra_stop_tokens.end());
+    sequence->deadline = request.deadline;
+    sequence->tokens = request.prompt;
+    for (const PromptImage& image : request.images) {
+        sequence->images.push_back({image, nullptr});
+    }
+    if (options.think_tags) {
+        sequence->thinking =
+            ThinkingBudget(*options.think_tags, request.thinking_budget, request.prompt);
+    }
+    if (sampling::uses_counts(request.sampling)) {
+        sequence->counts.emplace(vocabulary);
+        sequence->counts->add(request.prompt);
+    }
+    sequence->submitted = Clock::now();
+    return sequence;
+}
+
+}  // namespace percheron::engine

@@ -1,0 +1,69 @@
+#include "engine/token_commit.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace percheron::engine {
+
+std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const float> logits) {
+    Result<TokenId> chosen = choose(sequence, logits);
+    if (!chosen.ok()) {
+        return Ending{FinishReason::failed, std::move(chosen).error()};
+    }
+    const TokenId token = sequence.thinking.forced().value_or(*chosen);
+    if (sequence.generated() == 0) {
+        sequence.first_token = Clock::now();
+    }
+    sequence.tokens.push_back(token);
+    sequence.thinking.observe(token);
+    if (sequence.counts) {
+        sequence.counts->add(token);
+    }
+    write_events(sequence, token, logits);
+
+    const std::vector<TokenId>& stops = sequence.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+        return Ending{FinishReason::stop_token, {}};
+    }
+    if (sequence.generated() >= sequence.token_limit) {
+        return Ending{sequence.limit_is_context ? FinishReason::context : FinishReason::max_tokens,
+                      {}};
+    }
+    return std::nullopt;
+}
+
+Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits) {
+    sampling::SamplingRow row;
+    row.logits = logits;
+    row.parameters = &sequence.sampling;
+    row.counts = sequence.counts ? &*sequence.counts : nullptr;
+    row.banned = banned_tokens_;
+    if (sequence.ignore_eos || sequence.generated() < sequence.min_tokens) {
+        row.masked = sequence.stop_tokens;
+    }
+    row.noise = sequence.noise();
+    row.position = static_cast<Position>(sequence.tokens.size());
+    return sampler_.choose(row);
+}
+
+void TokenCommit::write_events(const Sequence& sequence, TokenId token,
+                               std::span<const float> logits) {
+    EngineEvents& events = events_.of(sequence.sink);
+    EngineEvents::Tokens run;
+    run.request = sequence.request;
+    run.choice = sequence.choice;
+    run.first = static_cast<std::uint32_t>(events.tokens.size());
+    run.count = 1;
+    events.tokens.push_back(token);
+    if (sequence.sampling.top_logprobs >= 0) {
+        run.has_logprobs = true;
+        run.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
+        sampler_.log_probabilities(logits, token,
+                                   static_cast<std::size_t>(sequence.sampling.top_logprobs),
+                                   banned_tokens_, events.logprobs.emplace_back());
+    }
+    events.runs.push_back(run);
+}
+
+}  // namespace percheron::engine

@@ -1,0 +1,46 @@
+// What a step's logits become: one token a sequence, its events, and whether it ends the choice.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "percheron/types.h"
+
+#include "core/status.h"
+#include "engine/event_batches.h"
+#include "engine/sequence.h"
+#include "sampling/sampler.h"
+
+namespace percheron::engine {
+
+// Why a choice is over.
+struct Ending {
+    FinishReason reason = FinishReason::stop_token;
+    std::optional<Error> error;  // only with `failed`
+};
+
+class TokenCommit {
+  public:
+    // `events` outlives this.
+    TokenCommit(std::size_t vocabulary, std::vector<TokenId> banned_tokens, EventBatches& events)
+        : banned_tokens_(std::move(banned_tokens)), events_(events), sampler_(vocabulary) {}
+
+    // One token in order ("One token, in order" of docs/SCHEDULER.md): forced or chosen, added to
+    // the sequence and the events, then what it ends; nothing: the choice goes on.
+    // `logits`: those of the sequence's newest position.
+    std::optional<Ending> take(Sequence& sequence, std::span<const float> logits);
+
+  private:
+    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
+    void write_events(const Sequence& sequence, TokenId token, std::span<const float> logits);
+
+    std::vector<TokenId> banned_tokens_;
+    EventBatches& events_;
+    sampling::Sampler sampler_;
+};
+
+}  // namespace percheron::engine
