@@ -1,5 +1,6 @@
 #include "model/mtp_layer.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,14 +48,18 @@ class Layer final : public MtpLayer {
     }
 
     Result<std::span<const float>> forward(const ops::RowBatch& batch, ops::Activations hidden,
+                                           std::span<const std::uint32_t> hidden_rows,
                                            const ops::LatentPages& pages) override {
         const std::size_t vocabulary = trunk_.config().vocabulary;
         PERCHERON_TRY(ops::check_batch(batch, vocabulary));
         if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows ||
-            hidden.rows != batch.rows()) {
+            hidden_rows.size() != batch.rows() ||
+            std::any_of(hidden_rows.begin(), hidden_rows.end(),
+                        [&](std::uint32_t row) { return row >= hidden.rows; })) {
             return Error(ErrorCode::invalid_argument,
                          "An MTP step of " + std::to_string(batch.rows()) + " rows with " +
                              std::to_string(batch.logit_rows.size()) + " wanted logits and " +
+                             std::to_string(hidden_rows.size()) + " of " +
                              std::to_string(hidden.rows) +
                              " hidden rows does not fit what the layer was loaded for.");
         }
@@ -63,7 +68,8 @@ class Layer final : public MtpLayer {
         }
         const ops::Activations logits{logits_memory_->data(), DType::f32, batch.logit_rows.size(),
                                       vocabulary};
-        PERCHERON_TRY(backend_.run(batch, [&] { compute(batch, hidden, pages, logits); }));
+        PERCHERON_TRY(
+            backend_.run(batch, [&] { compute(batch, hidden, hidden_rows, pages, logits); }));
         return std::span<const float>(static_cast<const float*>(logits.data),
                                       logits.rows * logits.columns);
     }
@@ -71,10 +77,12 @@ class Layer final : public MtpLayer {
     ops::Activations hidden() const override { return hidden_; }
 
   private:
-    void compute(const ops::RowBatch& batch, ops::Activations hidden, const ops::LatentPages& pages,
+    void compute(const ops::RowBatch& batch, ops::Activations hidden,
+                 std::span<const std::uint32_t> hidden_rows, const ops::LatentPages& pages,
                  const ops::Activations& logits) {
         const SharedMatrices shared = trunk_.shared();
-        stages_.mtp_input(weights_, shared.embedding, batch, hidden, residual_, normed_);
+        stages_.mtp_input(weights_, shared.embedding, batch, hidden, hidden_rows, residual_,
+                          normed_);
         backend_.sparse_mixer(weights_.attention, pages, batch, normed_, output_);
         stages_.residual_turn(weights_.post_attention_norm, output_, residual_, normed_);
         backend_.moe_ffn(weights_.experts, batch, normed_, output_);

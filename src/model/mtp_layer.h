@@ -13,6 +13,7 @@
 // position + 1 of row r.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -35,11 +36,13 @@ class MtpLayer {
                                                   const NetworkOptions& options);
     virtual ~MtpLayer() = default;
 
-    // `hidden`: one row a row of the batch, in backend memory; may be the rows of hidden().
+    // Row r of the batch goes on from row hidden_rows[r] of `hidden`, in backend memory; may be the
+    // rows of hidden().
     // Returns fp32 logits [logit rows][vocabulary], valid until the next forward.
     // Errors: invalid_argument, as Network::forward.
     virtual Result<std::span<const float>> forward(const ops::RowBatch& batch,
                                                    ops::Activations hidden,
+                                                   std::span<const std::uint32_t> hidden_rows,
                                                    const ops::LatentPages& pages) = 0;
 
     // h' of the latest batch.

@@ -356,7 +356,8 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
 }
 
 void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& embedding,
-                                const RowBatch& batch, Activations hidden, Activations x,
+                                const RowBatch& batch, Activations hidden,
+                                std::span<const std::uint32_t> hidden_rows, Activations x,
                                 Activations normed) {
     scratch_.restart();
     const std::size_t width = embedding.k;
@@ -375,8 +376,11 @@ void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& e
     }
     const Rows<float> embedded = joined.column_slice(0, width);
     primitives_->rms_norm({embedded, weights.embedding_norm, shape_.rms_eps, embedded});
-    primitives_->rms_norm(
-        {rows_of(hidden), weights.hidden_norm, shape_.rms_eps, joined.column_slice(width, width)});
+    const Rows<float> before = joined.column_slice(width, width);
+    for (std::size_t row = 0; row < batch.rows(); ++row) {
+        std::copy_n(rows_of(hidden).row(hidden_rows[row]), width, before.row(row));
+    }
+    primitives_->rms_norm({before, weights.hidden_norm, shape_.rms_eps, before});
     const Linear projection[] = {product(batch, weights.projection, joined, rows_of(x))};
     primitives_->linear(projection);
     primitives_->rms_norm({rows_of(x), weights.input_norm, shape_.rms_eps, rows_of(normed)});

@@ -77,7 +77,8 @@ class ComposedBackend : public Backend, private MtpStages {
 
   private:
     void mtp_input(const MtpWeights& weights, const WeightMatrix& embedding, const RowBatch& batch,
-                   Activations hidden, Activations x, Activations normed) override;
+                   Activations hidden, std::span<const std::uint32_t> hidden_rows, Activations x,
+                   Activations normed) override;
     void residual_turn(const float* norm, Activations y, Activations x,
                        Activations normed) override;
 

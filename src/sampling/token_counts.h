@@ -1,6 +1,7 @@
 // How often each token occurs before a position: what penalties look at.
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,6 +18,14 @@ class TokenCounts {
     void add(TokenId token) {
         if (counts_[index(token)]++ == 0) {
             seen_.push_back(token);
+        }
+    }
+    // Undoes the newest add() of all that are not undone.
+    void remove(TokenId token) {
+        assert(counts_[index(token)] > 0);
+        if (--counts_[index(token)] == 0) {
+            assert(seen_.back() == token);
+            seen_.pop_back();
         }
     }
     void add(std::span<const TokenId> tokens) {

@@ -80,8 +80,8 @@ class MtpRun {
             }
             batch.tokens = std::span(ids_).subspan(first + 1, count);
             batch.logit_rows = logit_rows;
-            PERCHERON_ASSIGN(const auto logits,
-                             layer_.forward(batch, hidden, caches.views().latent.back()));
+            PERCHERON_ASSIGN(const auto logits, layer_.forward(batch, hidden, logit_rows,
+                                                               caches.views().latent.back()));
             std::vector<float> out(count * config.hidden);
             backend_.read(layer_.hidden(), out.data());
             for (std::size_t row = 0; row < count; ++row) {

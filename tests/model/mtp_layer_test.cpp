@@ -66,7 +66,7 @@ class MtpLayerTest : public testing::TestWithParam<ops::Arithmetic> {
         batch.logit_rows = wanted;
         const ops::Activations hidden{hidden_.data() + first * config_.hidden, DType::f32, count,
                                       config_.hidden};
-        const auto logits = layer_->forward(batch, hidden, caches.views().latent.back());
+        const auto logits = layer_->forward(batch, hidden, wanted, caches.views().latent.back());
         EXPECT_TRUE(logits.ok()) << logits.error().message();
         return {logits->begin(), logits->end()};
     }
@@ -151,7 +151,9 @@ TEST_P(MtpLayerTest, NamesTheTensorThatIsMissingAndTheRowsThatDoNotFit) {
     batch.sequences = {&sequence, 1};
     batch.tokens = std::span(tokens_).first(4);
     const ops::Activations short_by_one{hidden_.data(), DType::f32, 3, config_.hidden};
-    EXPECT_FALSE(layer_->forward(batch, short_by_one, own.views().latent.back()).ok());
+    const std::vector<std::uint32_t> four = {0, 1, 2, 3}, three = {0, 1, 2};
+    EXPECT_FALSE(layer_->forward(batch, short_by_one, four, own.views().latent.back()).ok());
+    EXPECT_FALSE(layer_->forward(batch, short_by_one, three, own.views().latent.back()).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, MtpLayerTest,

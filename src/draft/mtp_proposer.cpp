@@ -1,0 +1,116 @@
+#include "draft/mtp_proposer.h"
+
+#include <utility>
+
+#include "core/logging.h"
+#include "draft/draw.h"
+
+namespace percheron::draft {
+
+MtpProposer::MtpProposer(const model::Network& trunk, std::unique_ptr<model::MtpLayer> layer,
+                         ops::LatentPages pages)
+    : trunk_(trunk), layer_(std::move(layer)), pages_(pages), sampler_(trunk.config().vocabulary) {}
+
+void MtpProposer::begin_batch() {
+    batch_sequences_.clear();
+    batch_tokens_.clear();
+    batch_overrides_.clear();
+    logit_rows_.clear();
+    hidden_rows_.clear();
+}
+
+void MtpProposer::add_rows(const DraftSequence& sequence, Position first, std::uint32_t count,
+                           std::uint32_t first_hidden) {
+    ops::SequenceRows rows;
+    rows.first_row = static_cast<std::uint32_t>(batch_tokens_.size());
+    rows.row_count = count;
+    rows.first_position = first;
+    rows.state_position = first;
+    rows.commit_rows = count;
+    rows.slot = sequence.slot;
+    rows.pages = sequence.pages;
+    batch_sequences_.push_back(rows);
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const std::size_t next = std::size_t{first} + i + 1;
+        const std::size_t known = sequence.tokens.size();
+        batch_tokens_.push_back(next < known ? sequence.tokens[next]
+                                             : (*sequence.drafts)[next - known]);
+        hidden_rows_.push_back(first_hidden + i);
+    }
+    for (const DraftSequence::Features& features : sequence.features) {
+        if (features.position > first && features.position <= first + count) {
+            batch_overrides_.push_back(
+                {rows.first_row + features.position - first - 1, features.values});
+        }
+    }
+}
+
+Result<std::span<const float>> MtpProposer::run(ops::NumericClass numeric_class,
+                                                ops::Activations hidden) {
+    ops::RowBatch batch;
+    batch.numeric_class = numeric_class;
+    batch.sequences = batch_sequences_;
+    batch.tokens = batch_tokens_;
+    batch.overrides = batch_overrides_;
+    batch.logit_rows = logit_rows_;
+    return layer_->forward(batch, hidden, hidden_rows_, pages_);
+}
+
+Status MtpProposer::propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) {
+    begin_batch();
+    drafting_.clear();
+    for (DraftSequence& sequence : sequences) {
+        if (sequence.rows == 0) {
+            continue;
+        }
+        add_rows(sequence, sequence.first, sequence.rows, sequence.first_row);
+        if (sequence.most > 0) {
+            const auto row = static_cast<std::uint32_t>(batch_tokens_.size() - 1);
+            logit_rows_.push_back(row);
+            drafting_.push_back({&sequence, row});
+        }
+    }
+    if (batch_tokens_.empty()) {
+        return {};
+    }
+    PERCHERON_ASSIGN(std::span<const float> logits, run(step_class, trunk_.hidden()));
+    draw(logits);
+    while (!drafting_.empty()) {
+        begin_batch();
+        for (Drafting& drafting : drafting_) {
+            DraftSequence& sequence = *drafting.sequence;
+            const auto position =
+                static_cast<Position>(sequence.tokens.size() + sequence.drafts->size() - 2);
+            add_rows(sequence, position, 1, drafting.row);
+            drafting.row = static_cast<std::uint32_t>(batch_tokens_.size() - 1);
+            logit_rows_.push_back(drafting.row);
+        }
+        PERCHERON_ASSIGN(logits, run(ops::NumericClass::decode, layer_->hidden()));
+        draw(logits);
+    }
+    return {};
+}
+
+void MtpProposer::draw(std::span<const float> logits) {
+    const std::size_t vocabulary = trunk_.config().vocabulary;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < drafting_.size(); ++i) {
+        DraftSequence& sequence = *drafting_[i].sequence;
+        const Result<TokenId> token =
+            draw_draft(sampler_, sequence.drawing, logits.subspan(i * vocabulary, vocabulary),
+                       static_cast<Position>(sequence.tokens.size()), *sequence.drafts);
+        if (!token.ok()) {
+            if (!std::exchange(blamed_, true)) {
+                log_warning("the MTP layer drafts nothing here: " + token.error().message());
+            }
+            continue;
+        }
+        sequence.drafts->push_back(*token);
+        if (sequence.drafts->size() < sequence.most) {
+            drafting_[kept++] = drafting_[i];
+        }
+    }
+    drafting_.resize(kept);
+}
+
+}  // namespace percheron::draft

@@ -1,0 +1,65 @@
+// Drafts from the model's own MTP layer.
+//
+// The layer keeps latents of its own for every position, so it is run over every row that stays:
+// row t with the trunk's hidden row of t and the token at t + 1.  The newest of them names the
+// first draft; each further draft costs one more row of the layer, which goes on from its own
+// hidden row and the draft before.  Those rows lie at positions the true ones are written to later.
+// Drafts are drawn with the sequence's own parameters and the noise of their positions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "percheron/types.h"
+
+#include "core/status.h"
+#include "draft/proposer.h"
+#include "model/mtp_layer.h"
+#include "model/network.h"
+#include "ops/batch.h"
+#include "sampling/sampler.h"
+
+namespace percheron::draft {
+
+class MtpProposer final : public Proposer {
+  public:
+    // `pages` are the layer's own.  Trunk and pages outlive the proposer; it looks at the trunk's
+    // latest hidden rows.
+    MtpProposer(const model::Network& trunk, std::unique_ptr<model::MtpLayer> layer,
+                ops::LatentPages pages);
+
+    std::string_view name() const override { return "mtp"; }
+    void begin(RequestSlot) override {}
+    Status propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) override;
+
+  private:
+    // A sequence whose draft goes on, and its row of the layer's latest batch.
+    struct Drafting {
+        DraftSequence* sequence = nullptr;
+        std::uint32_t row = 0;
+    };
+
+    void begin_batch();
+    void add_rows(const DraftSequence& sequence, Position first, std::uint32_t count,
+                  std::uint32_t first_hidden);
+    Result<std::span<const float>> run(ops::NumericClass numeric_class, ops::Activations hidden);
+    // Draws a draft of each from its row of logits; those that want no more leave the list.
+    void draw(std::span<const float> logits);
+
+    const model::Network& trunk_;
+    std::unique_ptr<model::MtpLayer> layer_;
+    ops::LatentPages pages_;
+    sampling::Sampler sampler_;
+    bool blamed_ = false;  // broken logits have been logged
+
+    // Kept for their memory.
+    std::vector<ops::SequenceRows> batch_sequences_;
+    std::vector<TokenId> batch_tokens_;
+    std::vector<ops::EmbeddingOverride> batch_overrides_;
+    std::vector<std::uint32_t> logit_rows_;
+    std::vector<std::uint32_t> hidden_rows_;
+    std::vector<Drafting> drafting_;
+};
+
+}  // namespace percheron::draft
