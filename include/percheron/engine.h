@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "percheron/token_constraint.h"
 #include "percheron/types.h"
 
 #include "core/status.h"
@@ -41,6 +42,7 @@ inline constexpr std::string_view numerical_fault = "numerical_fault";  // code 
 inline constexpr std::string_view replay_exhausted =
     "replay_exhausted";                                             // no reply left; not_found
 inline constexpr std::string_view no_token_left = "no_token_left";  // masks leave nothing; internal
+inline constexpr std::string_view constraint_too_costly = "constraint_too_costly";  // internal
 }  // namespace reasons
 
 // How a token is chosen from the logits.  Ranges are checked by submit().
@@ -100,8 +102,12 @@ struct GenerationRequest {
     bool ignore_eos = false;                  // no stop id ends the reply; none is chosen either
     std::vector<TokenId> extra_stop_tokens;   // beside the model's own stop ids
     std::optional<std::uint32_t> thinking_budget;  // tokens before the engine closes the thinking
-    bool draft = true;                             // false: no speculation for this request
-    bool use_cache = true;                         // false: the prefix cache is not looked up
+    // What the reply after its thinking must be; null: anything.  No stop id ends the thinking of
+    // such a reply, and where the grammar allows nothing but stop ids, they come in spite of
+    // min_tokens and ignore_eos.
+    std::shared_ptr<const OutputGrammar> grammar;
+    bool draft = true;       // false: no speculation for this request
+    bool use_cache = true;   // false: the prefix cache is not looked up
     std::string cache_salt;  // requests with different salts never share cache entries
     int priority = 0;        // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;

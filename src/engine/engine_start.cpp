@@ -93,6 +93,9 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
         sequence->thinking =
             ThinkingBudget(*options.think_tags, request.thinking_budget, request.prompt);
     }
+    if (request.grammar) {
+        sequence->constraint = request.grammar->start();
+    }
     if (sampling::uses_counts(request.sampling)) {
         sequence->counts.emplace(vocabulary);
         sequence->counts->add(request.prompt);

@@ -48,6 +48,7 @@ struct Sequence {
     std::uint32_t prompt_tokens = 0;
     std::vector<SequenceImage> images;
     ThinkingBudget thinking;
+    std::unique_ptr<TokenConstraint> constraint;  // null: nothing is forbidden
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
 
     // Place in the caches; changed by the scheduler only.

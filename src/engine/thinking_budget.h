@@ -38,6 +38,9 @@ class ThinkingBudget {
         return std::nullopt;
     }
 
+    // The next token is part of the thinking, or its closing tag.
+    bool inside() const { return inside_; }
+
     // A token was generated.  The tags themselves cost nothing.
     void observe(TokenId token) {
         if (!tags_) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 namespace percheron::engine {
@@ -14,6 +15,11 @@ std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const floa
     const TokenId token = sequence.thinking.forced().value_or(*chosen);
     if (sequence.generated() == 0) {
         sequence.first_token = Clock::now();
+    }
+    if (sequence.constraint && !sequence.thinking.inside() && !sequence.constraint->accept(token)) {
+        return Ending{FinishReason::failed,
+                      Error(ErrorCode::internal, "token " + std::to_string(to_int(token)) +
+                                                     " was chosen against the reply's grammar")};
     }
     sequence.tokens.push_back(token);
     sequence.thinking.observe(token);
@@ -39,9 +45,7 @@ Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const fl
     row.parameters = &sequence.sampling;
     row.counts = sequence.counts ? &*sequence.counts : nullptr;
     row.banned = banned_tokens_;
-    if (sequence.ignore_eos || sequence.generated() < sequence.min_tokens) {
-        row.masked = sequence.stop_tokens;
-    }
+    PERCHERON_TRY(mask_.apply(sequence, row));
     row.noise = sequence.noise();
     row.position = static_cast<Position>(sequence.tokens.size());
     return sampler_.choose(row);

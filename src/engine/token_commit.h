@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "engine/event_batches.h"
 #include "engine/sequence.h"
+#include "engine/token_mask.h"
 #include "sampling/sampler.h"
 
 namespace percheron::engine {
@@ -27,7 +28,10 @@ class TokenCommit {
   public:
     // `events` outlives this.
     TokenCommit(std::size_t vocabulary, std::vector<TokenId> banned_tokens, EventBatches& events)
-        : banned_tokens_(std::move(banned_tokens)), events_(events), sampler_(vocabulary) {}
+        : banned_tokens_(std::move(banned_tokens)),
+          events_(events),
+          mask_(vocabulary),
+          sampler_(vocabulary) {}
 
     // One token in order ("One token, in order" of docs/SCHEDULER.md): forced or chosen, added to
     // the sequence and the events, then what it ends; nothing: the choice goes on.
@@ -40,6 +44,7 @@ class TokenCommit {
 
     std::vector<TokenId> banned_tokens_;
     EventBatches& events_;
+    TokenMask mask_;
     sampling::Sampler sampler_;
 };
 

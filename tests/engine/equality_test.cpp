@@ -76,6 +76,9 @@ GenerationRequest random_request(Random& random, std::uint32_t context) {
         request.thinking_budget = random.between(0, 20);
         request.prompt.back() = fake_think_open;
     }
+    if (random.chance(0.15)) {
+        request.grammar = fake_grammar(random.word(), random.between(0, 80));
+    }
     while (random.chance(0.15)) {
         // Few different images, so that some come again.
         PromptImage image = fake_image_of(random.between(1, 3), random.between(1, 8),
@@ -102,6 +105,8 @@ struct Proofs {
     std::uint64_t shared_prefill_steps = 0;
     std::uint64_t images_encoded = 0;
     std::uint64_t images_reused = 0;
+    std::size_t constrained_replies = 0;    // with a grammar
+    std::size_t constrained_preempted = 0;  // in crowds with preemptions
 };
 
 struct Scripted {
@@ -190,6 +195,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     collector.wait_for(choices);
 
     EXPECT_EQ(collector.complaint(), "");
+    const bool preempted = engine->status().preemptions > 0;
     for (const Scripted& item : script) {
         for (std::uint32_t choice = 0; choice < item.request.choices; ++choice) {
             const CollectedReply reply = collector.reply(*item.id, choice);
@@ -206,6 +212,9 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             ASSERT_EQ(reply.tokens, expected.tokens);
             ASSERT_EQ(reply.finished->reason, expected.reason);
             ++proofs.replies;
+            const bool constrained = item.request.grammar != nullptr;
+            proofs.constrained_replies += constrained ? 1 : 0;
+            proofs.constrained_preempted += constrained && preempted ? 1 : 0;
             proofs.prompts_of_three_chunks +=
                 item.request.prompt.size() > 2 * options.scheduler.prefill_rows ? 1 : 0;
         }
@@ -222,7 +231,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
 
 TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     Proofs proofs;
-    for (unsigned seed = 0; seed < 700 && !HasFatalFailure(); ++seed) {
+    for (unsigned seed = 0; seed < 850 && !HasFatalFailure(); ++seed) {
         run_crowd(seed, proofs);
     }
     // The mechanisms were at work.
@@ -233,6 +242,8 @@ TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     EXPECT_GT(proofs.shared_prefill_steps, 300u);
     EXPECT_GT(proofs.images_encoded, 500u);
     EXPECT_GT(proofs.images_reused, 100u);
+    EXPECT_GT(proofs.constrained_replies, 800u);
+    EXPECT_GT(proofs.constrained_preempted, 300u);
     EXPECT_GT(proofs.batched_steps, proofs.steps / 8);
 }
 
@@ -260,6 +271,7 @@ TEST(Equality, EightStreamsAreReallyBatched) {
         request.extra_stop_tokens.clear();
         request.min_tokens = 0;
         request.max_tokens = 200;
+        request.grammar = nullptr;
         requests.push_back(request);
         ids.push_back(engine->submit(request, collector).value());
     }

@@ -20,6 +20,7 @@
 #include "percheron/engine.h"
 
 #include "cache/fake_backend.h"
+#include "engine/fake_grammar.h"
 #include "engine/fake_tower.h"
 #include "engine/local_engine.h"
 #include "model/network.h"
@@ -259,6 +260,31 @@ class FakeNetwork final : public model::Network {
     std::vector<float> logits_;
 };
 
+// The mask of a FakeGrammar after `answer`; without the stops where the reply has to go on and can.
+inline std::vector<std::uint32_t> allowed_by(const OutputGrammar& grammar,
+                                             std::span<const TokenId> answer,
+                                             std::span<const TokenId> stops, bool goes_on) {
+    const FakeGrammarRule& rule = dynamic_cast<const FakeGrammar&>(grammar).rule();
+    std::vector<std::uint32_t> all((fake_vocabulary + 31) / 32);
+    std::vector<std::uint32_t> words = all;
+    bool words_left = false;
+    for (std::uint32_t v = 0; v < fake_vocabulary; ++v) {
+        const auto token = TokenId(static_cast<int>(v));
+        if (!rule.allows(answer, token)) continue;
+        all[v / 32] |= 1u << v % 32;
+        if (std::find(stops.begin(), stops.end(), token) == stops.end()) {
+            words[v / 32] |= 1u << v % 32;
+            words_left = true;
+        }
+    }
+    return goes_on && words_left ? words : all;
+}
+
+inline std::shared_ptr<const OutputGrammar> fake_grammar(std::uint64_t seed, std::size_t length) {
+    return std::make_shared<FakeGrammar>(
+        FakeGrammarRule{seed, length, fake_vocabulary, {fake_stop, fake_second_stop}});
+}
+
 struct ExpectedReply {
     std::vector<TokenId> tokens;
     FinishReason reason = FinishReason::stop_token;
@@ -286,6 +312,7 @@ inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint6
         thinking = token == fake_think_open || (thinking && token != fake_think_close);
     }
     std::uint32_t thought = 0;
+    std::vector<TokenId> answer;  // what a grammar speaks of
     sampling::TokenCounts counts(fake_vocabulary);
     counts.add(request.prompt);
     sampling::Sampler sampler(fake_vocabulary);
@@ -300,7 +327,13 @@ inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint6
         row.parameters = &request.sampling;
         row.counts = &counts;
         row.banned = banned;
-        if (request.ignore_eos || reply.tokens.size() < request.min_tokens) {
+        const bool goes_on = request.ignore_eos || reply.tokens.size() < request.min_tokens;
+        const std::vector<std::uint32_t> allowed =
+            request.grammar == nullptr || thinking
+                ? std::vector<std::uint32_t>()
+                : allowed_by(*request.grammar, answer, stops, goes_on);
+        row.allowed = allowed;
+        if (request.grammar ? thinking : goes_on) {
             row.masked = stops;
         }
         row.noise = {seed, choice};
@@ -309,6 +342,7 @@ inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint6
         if (thinking && request.thinking_budget && thought >= *request.thinking_budget) {
             token = fake_think_close;
         }
+        if (!thinking) answer.push_back(token);
         if (token == fake_think_open || token == fake_think_close) {
             thinking = token == fake_think_open;
         } else {
