@@ -162,6 +162,10 @@ struct EngineEvents {
         // has_logprobs.
         bool has_logprobs = false;
         std::uint32_t first_logprob = 0;
+        // Of the round of speculation that gave this run, as `statistics` of the end will have
+        // summed them; drafted 0: there was none.
+        std::uint32_t drafted = 0;
+        std::uint32_t accepted = 0;
     };
     struct Logprobs {
         float chosen = 0;  // under the model's distribution, before penalties and temperature

@@ -40,6 +40,10 @@ struct Choice {
     ChoiceStatistics statistics;
 };
 
+bool drafts(const Choice& choice) {
+    return choice.reply->has_draft && choice.parameters->draft;
+}
+
 double seconds(Clock::duration duration) {
     return std::chrono::duration<double>(duration).count();
 }
@@ -280,7 +284,7 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
         const std::uint32_t first =
             choice.next_step == 0 ? 0 : reply.step_ends[choice.next_step - 1];
         const std::uint32_t last = reply.step_ends[choice.next_step++];
-        if (reply.has_draft && choice.parameters->draft) {
+        if (drafts(choice)) {
             statistics.proposer = "replay";
             ++statistics.draft_rounds;
             statistics.drafted_tokens += reply.drafted_a_step;
@@ -340,6 +344,10 @@ void ReplayEngine::emit_tokens(Choice& choice, std::uint32_t first, std::uint32_
     run.choice = choice.index;
     run.first = static_cast<std::uint32_t>(events.tokens.size());
     run.count = count;
+    if (drafts(choice)) {
+        run.drafted = choice.reply->drafted_a_step;
+        run.accepted = choice.reply->accepted_a_step;
+    }
     unpublished_tokens_ += count;
     const auto begin = choice.reply->tokens.begin() + first;
     events.tokens.insert(events.tokens.end(), begin, begin + count);

@@ -181,6 +181,8 @@ asio::awaitable<void> run_reply(RouteCall& call, PreparedChat& prepared,
                       : make_chat_writer(exchange, identity, options, tokenizer);
 
     ReplySetup setup = reply_setup(prepared, state, received);
+    setup.id = identity.id;
+    setup.route = exchange.request().path;
     setup.stream_options.call_id_prefix = "call_" + state.make_id() + "_";
     const auto reply =
         std::make_shared<Reply>(std::move(setup), tokenizer, state.link, state.metrics);

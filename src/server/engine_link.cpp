@@ -1,5 +1,7 @@
 #include "server/engine_link.h"
 
+#include <algorithm>
+
 namespace percheron::server {
 namespace {
 
@@ -14,7 +16,7 @@ Result<RequestId> EngineLink::submit(GenerationRequest request,
     auto id = engine_->submit(std::move(request), *this);
     if (!id.ok()) return id;
     // Events of this request are handled by this thread, so none can have come before this line.
-    entries_[to_int(*id)] = {std::move(receiver), choices};
+    entries_[to_int(*id)] = {std::move(receiver), choices, submitted_++};
     in_flight_ += choices;
     return id;
 }
@@ -35,6 +37,23 @@ void EngineLink::tick() {
         receivers.push_back(entry.receiver);
     for (const auto& receiver : receivers)
         receiver->on_tick(now);
+}
+
+LiveRequests EngineLink::live_requests(std::size_t most) const {
+    std::vector<const Entry*> entries;
+    entries.reserve(entries_.size());
+    for (const auto& [id, entry] : entries_)
+        entries.push_back(&entry);
+    const std::size_t shown = std::min(most, entries.size());
+    std::partial_sort(
+        entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(shown), entries.end(),
+        [](const Entry* one, const Entry* other) { return one->number < other->number; });
+    const auto now = std::chrono::steady_clock::now();
+    LiveRequests requests;
+    for (std::size_t i = 0; i < shown; ++i)
+        requests.oldest.push_back(entries[i]->receiver->live(now));
+    requests.left_out = entries.size() - shown;
+    return requests;
 }
 
 bool EngineLink::congested() const {
@@ -87,6 +106,9 @@ void EngineLink::dispatch(EngineEvents& events) {
     for (const auto& run : events.runs) {
         const auto entry = entries_.find(to_int(run.request));
         if (entry == entries_.end()) continue;
+        if (run.drafted > 0) {
+            entry->second.receiver->on_draft(run.choice, run.drafted, run.accepted);
+        }
         const std::span ids = std::span(events.tokens).subspan(run.first, run.count);
         std::span<const EngineEvents::Logprobs> logprobs;
         if (run.has_logprobs) {

@@ -14,6 +14,7 @@
 #include "percheron/engine.h"
 
 #include "server/asio.h"
+#include "server/live_request.h"
 
 namespace percheron::server {
 
@@ -24,6 +25,8 @@ class ReplyReceiver {
 
     virtual ~ReplyReceiver() = default;
     virtual void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) = 0;
+    // A round of speculation, before the tokens it gave.
+    virtual void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) = 0;
     // `logprobs` is empty or has an entry a token.
     virtual void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
                            std::span<const EngineEvents::Logprobs> logprobs,
@@ -31,6 +34,7 @@ class ReplyReceiver {
     virtual void on_finished(const EngineEvents::Finished& finished, Clock::time_point now) = 0;
     // About once a second while the request is in the engine.
     virtual void on_tick(Clock::time_point now) = 0;
+    virtual LiveRequest live(Clock::time_point now) const = 0;
 };
 
 // All members but on_events() and congested() belong to the I/O thread.
@@ -49,6 +53,9 @@ class EngineLink final : public EngineEventSink {
     // Choices submitted and not ended.
     std::size_t in_flight() const { return in_flight_; }
 
+    // The `most` oldest requests that the engine has not ended.
+    LiveRequests live_requests(std::size_t most) const;
+
     void on_events(EngineEvents& events) override;
     bool congested() const override;
 
@@ -56,6 +63,7 @@ class EngineLink final : public EngineEventSink {
     struct Entry {
         std::shared_ptr<ReplyReceiver> receiver;
         std::uint32_t open_choices = 0;
+        std::uint64_t number = 0;  // in the order of submission
     };
 
     void handle_one();
@@ -65,6 +73,7 @@ class EngineLink final : public EngineEventSink {
     Engine* engine_ = nullptr;
     std::unordered_map<std::uint64_t, Entry> entries_;
     std::size_t in_flight_ = 0;
+    std::uint64_t submitted_ = 0;
 
     std::mutex mutex_;
     std::deque<EngineEvents> arrived_;  // oldest first

@@ -1,5 +1,9 @@
 // GET routes that say how things are.
+#include <chrono>
 #include <cmath>
+#include <fstream>
+
+#include <unistd.h>
 
 #include "server/api_error.h"
 #include "server/json_body.h"
@@ -23,8 +27,56 @@ Json model_object(const ServerState& state) {
         {"root", model.root},       {"max_model_len", state.engine->description().context_tokens}};
 }
 
+constexpr std::size_t most_requests_shown = 100;
+
+std::string_view name_of(LiveRequest::Phase phase) {
+    switch (phase) {
+        case LiveRequest::Phase::queued:
+            return "queued";
+        case LiveRequest::Phase::prefill:
+            return "prefill";
+        case LiveRequest::Phase::thinking:
+            return "thinking";
+        case LiveRequest::Phase::answer:
+            return "answer";
+    }
+    return "";
+}
+
+double uptime_seconds(const ServerState& state) {
+    return std::chrono::duration<double>(Clock::now() - state.started).count();
+}
+
+// Of this process; 0 where the system does not tell.
+std::uint64_t resident_bytes() {
+    std::ifstream file("/proc/self/statm");
+    std::uint64_t mapped_pages = 0;
+    std::uint64_t resident_pages = 0;
+    file >> mapped_pages >> resident_pages;
+    return resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 double rounded(double value) {
     return std::round(value * 100) / 100;
+}
+
+Json request_rows(const LiveRequests& requests) {
+    Json rows = Json::array();
+    for (const LiveRequest& request : requests.oldest) {
+        rows.push_back({{"id", request.id},
+                        {"route", request.route},
+                        {"phase", name_of(request.phase)},
+                        {"prompt_tokens", request.prompt_tokens},
+                        {"cached_tokens", request.cached_tokens},
+                        {"generated_tokens", request.generated_tokens},
+                        {"choices", request.choices},
+                        {"seconds", rounded(request.seconds)},
+                        {"tok_s", rounded(request.tokens_per_second)},
+                        {"rounds", request.rounds},
+                        {"drafted", request.drafted},
+                        {"accepted", request.accepted}});
+    }
+    return rows;
 }
 
 }  // namespace
@@ -64,22 +116,31 @@ asio::awaitable<void> serve_metrics(RouteCall& call) {
     ServerState& state = call.state;
     HttpResponse response;
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    const EngineDescription description =
-        state.engine ? state.engine->description() : EngineDescription{};
-    const EngineStatus status = state.engine ? state.engine->status() : EngineStatus{};
-    response.body =
-        state.metrics.render(description, status, state.model ? state.model->name : std::string());
+    MetricsMoment moment;
+    if (state.engine) {
+        moment.engine = state.engine->description();
+        moment.status = state.engine->status();
+        moment.model_name = state.model->name;
+    }
+    moment.uptime_seconds = uptime_seconds(state);
+    moment.resident_bytes = resident_bytes();
+    response.body = state.metrics.render(moment);
     call.exchange.respond(std::move(response));
     co_return;
 }
 
 asio::awaitable<void> serve_status(RouteCall& call) {
-    if (!call.state.engine) {
-        call.exchange.respond(error_response(*call.state.unavailable()));
+    const ServerState& state = call.state;
+    if (!state.engine) {
+        call.exchange.respond(error_response(*state.unavailable()));
         co_return;
     }
-    const EngineStatus status = call.state.engine->status();
-    respond_json(call.exchange, {{"running", status.running},
+    const EngineStatus status = state.engine->status();
+    const LiveRequests requests = state.link.live_requests(most_requests_shown);
+    respond_json(call.exchange, {{"model", state.model->name},
+                                 {"context_tokens", state.engine->description().context_tokens},
+                                 {"uptime_seconds", rounded(uptime_seconds(state))},
+                                 {"running", status.running},
                                  {"waiting", status.waiting},
                                  {"reprefill_pending", status.reprefill_pending},
                                  {"kv_tokens_free", status.kv_tokens_free},
@@ -89,7 +150,9 @@ asio::awaitable<void> serve_status(RouteCall& call) {
                                  {"decode_tok_s", rounded(status.decode_tokens_per_second)},
                                  {"steps", status.steps},
                                  {"alive", status.alive},
-                                 {"draining", call.state.draining},
+                                 {"draining", state.draining},
+                                 {"requests", request_rows(requests)},
+                                 {"requests_left_out", requests.left_out},
                                  {"ranks", Json::array()}});
 }
 

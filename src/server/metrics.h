@@ -1,6 +1,6 @@
-// Counters and histograms in Prometheus text, under `vllm:` (the names that dashboards and
-// harnesses know) and `percheron:`.  Everything is there at zero from the first scrape.  I/O thread
-// only.
+// Counters and histograms in Prometheus text: the names that dashboards and harnesses know under
+// `vllm:` and again under `percheron:`, what only this server has under `percheron:` alone.
+// Everything is there at zero from the first scrape.  I/O thread only.
 #pragma once
 
 #include <array>
@@ -29,6 +29,15 @@ class Histogram {
     std::vector<std::uint64_t> counts_;  // per bucket, not cumulative
     double sum_ = 0;
     std::uint64_t count_ = 0;
+};
+
+// What is known at the moment of a scrape and counted elsewhere.
+struct MetricsMoment {
+    EngineDescription engine;
+    EngineStatus status;
+    std::string model_name;
+    double uptime_seconds = 0;
+    std::uint64_t resident_bytes = 0;
 };
 
 struct Metrics {
@@ -66,10 +75,11 @@ struct Metrics {
     Metrics();
 
     void count_finished(std::string_view reason);
-    void count_draft(const ChoiceStatistics& statistics);
+    void count_round(std::uint32_t drafted, std::uint32_t accepted);
+    // What a choice's drafts have come to since `before`.
+    void count_draft(const ChoiceStatistics& now, const ChoiceStatistics& before);
 
-    std::string render(const EngineDescription& engine, const EngineStatus& status,
-                       std::string_view model_name) const;
+    std::string render(const MetricsMoment& moment) const;
 };
 
 }  // namespace percheron::server

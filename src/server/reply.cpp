@@ -30,6 +30,16 @@ EndNames names_of_end(const ReplySummary& summary, bool one_call_done, FinishRea
     return {"stop", "eos"};
 }
 
+void add_round(ChoiceStatistics& drafts, std::uint32_t drafted, std::uint32_t accepted) {
+    ++drafts.draft_rounds;
+    drafts.drafted_tokens += drafted;
+    drafts.accepted_tokens += accepted;
+    auto& positions = drafts.accepted_per_position;
+    positions.resize(std::max<std::size_t>(positions.size(), drafted));
+    for (std::uint32_t i = 0; i < accepted; ++i)
+        ++positions[i];
+}
+
 bool joins(const ReplyEvent& earlier, const ReplyEvent& later) {
     using Kind = ReplyEvent::Kind;
     return earlier.kind == later.kind && earlier.tool_index == later.tool_index &&
@@ -54,6 +64,7 @@ Reply::Reply(ReplySetup setup, const Tokenizer& tokenizer, EngineLink& link, Met
                             0,
                             false,
                             false,
+                            {},
                             {},
                             {},
                             {},
@@ -94,6 +105,11 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
     if (writer_ != nullptr) writer_->begin();
 }
 
+void Reply::on_draft(std::uint32_t index, std::uint32_t drafted, std::uint32_t accepted) {
+    add_round(choices_[index].drafts, drafted, accepted);
+    metrics_.count_round(drafted, accepted);
+}
+
 void Reply::on_tokens(std::uint32_t index, std::span<const TokenId> ids,
                       std::span<const EngineEvents::Logprobs> logprobs, Clock::time_point now) {
     Choice& choice = choices_[index];
@@ -112,6 +128,7 @@ void Reply::on_tokens(std::uint32_t index, std::span<const TokenId> ids,
     choice.latest = latest_sign_of_life_ = now;
 
     take_tokens(choice, ids, logprobs);
+    if (first_token_ == now) first_tokens_ = usage_.completion_tokens;
     if (!pieces_.empty() && writer_ != nullptr) writer_->pieces(index, pieces_, usage_);
     if (choice.stopped) link_.cancel(request_, index);
 }
@@ -201,7 +218,8 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
     for (std::size_t i = 0; i < statistics.accepted_per_position.size(); ++i) {
         positions[i] += statistics.accepted_per_position[i];
     }
-    metrics_.count_draft(statistics);
+    metrics_.count_draft(statistics, choice.drafts);
+    choice.drafts = statistics;
 
     const ReplySummary& summary = choice.stream.summary();
     EndNames names = names_of_end(summary, choice.one_call_done, finished.reason);
@@ -242,6 +260,36 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
         if (client_left_) ++metrics_.disconnects;
         if (ended_) std::exchange(ended_, nullptr)(*this);
     }
+}
+
+LiveRequest Reply::live(Clock::time_point now) const {
+    using Phase = LiveRequest::Phase;
+    LiveRequest live;
+    live.id = setup_.id;
+    live.route = setup_.route;
+    live.prompt_tokens = usage_.prompt_tokens;
+    live.cached_tokens = usage_.cached_tokens;
+    live.generated_tokens = usage_.completion_tokens;
+    live.choices = setup_.choices;
+    live.seconds = std::chrono::duration<double>(now - setup_.received).count();
+    bool thinking = false;
+    for (std::size_t index = 0; index < choices_.size(); ++index) {
+        const Choice& choice = choices_[index];
+        const bool open = ended_choices_[index].finish.empty();
+        thinking = thinking || (open && choice.stream.summary().in_reasoning);
+        live.rounds += choice.drafts.draft_rounds;
+        live.drafted += choice.drafts.drafted_tokens;
+        live.accepted += choice.drafts.accepted_tokens;
+    }
+    if (first_token_ == Clock::time_point{}) {
+        live.phase = begun_ ? Phase::prefill : Phase::queued;
+        return live;
+    }
+    live.phase = thinking ? Phase::thinking : Phase::answer;
+    const double time = std::chrono::duration<double>(now - first_token_).count();
+    const std::uint32_t later = usage_.completion_tokens - first_tokens_;
+    live.tokens_per_second = time > 0 ? later / time : 0.0;
+    return live;
 }
 
 void Reply::on_tick(Clock::time_point now) {

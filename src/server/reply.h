@@ -30,6 +30,8 @@ struct EndedChoice {
 };
 
 struct ReplySetup {
+    std::string id;     // of the reply
+    std::string route;  // that the request came by
     std::uint32_t choices = 1;
     std::uint32_t prompt_tokens = 0;
     std::uint32_t image_tokens = 0;  // of the prompt's
@@ -62,11 +64,13 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     std::chrono::steady_clock::time_point first_token() const { return first_token_; }
 
     void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) override;
+    void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) override;
     void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
                    std::span<const EngineEvents::Logprobs> logprobs,
                    Clock::time_point now) override;
     void on_finished(const EngineEvents::Finished& finished, Clock::time_point now) override;
     void on_tick(Clock::time_point now) override;
+    LiveRequest live(Clock::time_point now) const override;
 
   private:
     struct Choice {
@@ -76,7 +80,8 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
         bool one_call_done = false;
         std::vector<TokenDetail> unclaimed;  // tokens that no piece has taken yet
         std::vector<TokenId> ids;
-        ReplySummary counted;  // what is already in usage_
+        ReplySummary counted;     // what is already in usage_
+        ChoiceStatistics drafts;  // what is already in the metrics
         Clock::time_point latest;
     };
 
@@ -103,6 +108,7 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     bool client_left_ = false;
     ReplyUsage usage_;
     Clock::time_point first_token_{};
+    std::uint32_t first_tokens_ = 0;  // that came with the first one
     Clock::time_point latest_sign_of_life_;
 
     // Kept from step to step for their memory.

@@ -40,6 +40,7 @@ struct ServerState {
     std::unique_ptr<const ServedModel> model;  // null until the server is ready
     std::unique_ptr<Engine> engine;
     bool draining = false;
+    const Clock::time_point started = Clock::now();
 
     // Why a generating request cannot be taken now, if so.
     std::optional<ApiError> unavailable() const;
