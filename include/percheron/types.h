@@ -19,6 +19,9 @@ enum class RequestSlot : std::uint32_t {};
 // One block of 64 token positions in every paged group.
 enum class PageId : std::uint32_t {};
 
+// A saved copy of a sequence's mutable state.
+enum class CheckpointId : std::uint32_t {};
+
 // Names one submitted request for the life of an engine.
 enum class RequestId : std::uint64_t {};
 
@@ -32,6 +35,9 @@ constexpr std::uint32_t to_int(RequestSlot slot) {
 }
 constexpr std::uint32_t to_int(PageId page) {
     return static_cast<std::uint32_t>(page);
+}
+constexpr std::uint32_t to_int(CheckpointId checkpoint) {
+    return static_cast<std::uint32_t>(checkpoint);
 }
 constexpr std::uint64_t to_int(RequestId id) {
     return static_cast<std::uint64_t>(id);

@@ -33,6 +33,8 @@ CacheShape CacheShape::of(const model::ModelConfig& config, DType kv_dtype,
     const auto taps = static_cast<std::uint32_t>(config.kda_conv);
     shape.ring = std::max(taps, taps - 1 + uncommitted_rows);
     shape.tail_ring = static_cast<std::uint32_t>(config.index_pool) + uncommitted_rows;
+    shape.conv_history = taps - 1;
+    shape.hidden = mtp ? config.hidden : 0;
     return shape;
 }
 
@@ -49,7 +51,7 @@ std::size_t CacheShape::state_floats() const {
 }
 
 std::size_t CacheShape::conv_floats() const {
-    return whole_lines(ring * 3 * kda_heads * kda_dim);
+    return whole_lines(ring * conv_row_floats());
 }
 
 std::size_t CacheShape::kept_floats() const {
@@ -67,6 +69,19 @@ Bytes CacheShape::page_bytes() const {
 Bytes CacheShape::slot_bytes() const {
     return sizeof(float) * (kda_layers * (state_floats() + conv_floats() + kept_floats()) +
                             sparse_layers * tail_floats());
+}
+
+std::size_t CacheShape::checkpoint_conv_floats() const {
+    return whole_lines(kda_layers * conv_history * conv_row_floats());
+}
+
+std::size_t CacheShape::checkpoint_hidden_floats() const {
+    return whole_lines(hidden);
+}
+
+Bytes CacheShape::checkpoint_bytes() const {
+    return sizeof(float) *
+           (checkpoint_state_floats() + checkpoint_conv_floats() + checkpoint_hidden_floats());
 }
 
 Result<DType> kv_dtype_of(std::string_view name, ops::Arithmetic arithmetic) {

@@ -1,5 +1,6 @@
 #include "cache/cache_store.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace percheron::cache {
@@ -21,7 +22,8 @@ Bytes CacheStore::slot_arena_bytes(Arena arena) const {
 }
 
 Result<std::unique_ptr<CacheStore>> CacheStore::create(const CacheShape& shape, std::uint32_t pages,
-                                                       std::uint32_t slots, ops::Backend& backend) {
+                                                       std::uint32_t slots, ops::Backend& backend,
+                                                       std::uint32_t checkpoints) {
     std::unique_ptr<CacheStore> store(new CacheStore(shape, backend));
     const auto allocate = [&](Arena arena, Bytes bytes, const char* purpose) -> Status {
         PERCHERON_ASSIGN(store->arenas_[arena], backend.allocate(bytes, purpose));
@@ -35,6 +37,7 @@ Result<std::unique_ptr<CacheStore>> CacheStore::create(const CacheShape& shape, 
     PERCHERON_TRY(allocate(conv, slots * store->slot_arena_bytes(conv), "KDA conv rows"));
     PERCHERON_TRY(allocate(kept, slots * store->slot_arena_bytes(kept), "KDA kept rows"));
     PERCHERON_TRY(allocate(tails, slots * store->slot_arena_bytes(tails), "index tails"));
+    PERCHERON_TRY(allocate(saved, checkpoints * shape.checkpoint_bytes(), "prefix checkpoints"));
     store->build_views();
     return store;
 }
@@ -70,12 +73,60 @@ void CacheStore::build_views() {
     }
 }
 
+std::byte* CacheStore::slot_part(Arena arena, RequestSlot slot) const {
+    return static_cast<std::byte*>(arenas_[arena]->data()) + to_int(slot) * slot_arena_bytes(arena);
+}
+
+float* CacheStore::checkpoint(CheckpointId id) const {
+    return static_cast<float*>(arenas_[saved]->data()) +
+           to_int(id) * (shape_.checkpoint_bytes() / sizeof(float));
+}
+
+float* CacheStore::checkpoint_hidden(CheckpointId id) const {
+    return checkpoint(id) + shape_.checkpoint_state_floats() + shape_.checkpoint_conv_floats();
+}
+
 void CacheStore::clear_slot(RequestSlot slot) {
     for (const Arena arena : {state, conv, kept, tails}) {
-        const Bytes bytes = slot_arena_bytes(arena);
-        backend_.clear(static_cast<std::byte*>(arenas_[arena]->data()) + to_int(slot) * bytes,
-                       bytes);
+        backend_.clear(slot_part(arena, slot), slot_arena_bytes(arena));
     }
+}
+
+// Calls copy(in the slot's ring, in the checkpoint, floats) for the rows just before `position`, as
+// many at a time as lie together in the ring.
+template <class Copy>
+void CacheStore::for_conv_rows(RequestSlot slot, Position position, CheckpointId id,
+                               Copy copy) const {
+    const std::size_t row = shape_.conv_row_floats();
+    float* part = checkpoint(id) + shape_.checkpoint_state_floats();
+    for (const ops::KdaSlots& layer : views_.kda) {
+        float* const ring = layer.conv + to_int(slot) * layer.conv_stride;
+        Position at = position - shape_.conv_history;
+        while (at < position) {
+            const std::uint32_t place = at % shape_.ring;
+            const std::uint32_t rows = std::min(shape_.ring - place, position - at);
+            copy(ring + place * row, part, rows * row);
+            part += rows * row;
+            at += rows;
+        }
+    }
+}
+
+void CacheStore::save(RequestSlot slot, Position position, CheckpointId id) {
+    backend_.copy(checkpoint(id), slot_part(state, slot), slot_arena_bytes(state));
+    for_conv_rows(slot, position, id, [this](float* ring, float* kept_copy, std::size_t floats) {
+        backend_.copy(kept_copy, ring, floats * sizeof(float));
+    });
+}
+
+void CacheStore::restore(RequestSlot slot, Position position, CheckpointId id) {
+    for (const Arena arena : {conv, kept, tails}) {
+        backend_.clear(slot_part(arena, slot), slot_arena_bytes(arena));
+    }
+    backend_.copy(slot_part(state, slot), checkpoint(id), slot_arena_bytes(state));
+    for_conv_rows(slot, position, id, [this](float* ring, float* kept_copy, std::size_t floats) {
+        backend_.copy(ring, kept_copy, floats * sizeof(float));
+    });
 }
 
 }  // namespace percheron::cache

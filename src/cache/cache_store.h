@@ -6,6 +6,7 @@
 //   conv     [slot][KDA layer][ring][q | k | v]           fp32
 //   kept     [slot][KDA layer][ring][kept row]            fp32
 //   tails    [slot][sparse layer][tail ring][2][index dim] fp32
+//   saved    [checkpoint][states | conv rows | hidden row]  fp32 (CacheShape)
 //
 // Page and slot are the outermost index, so that what belongs to one of them lies together: a slot
 // is cleared by one write an arena, and a page moves as one block.
@@ -28,7 +29,8 @@ class CacheStore {
   public:
     // Errors: out_of_memory from the backend.
     static Result<std::unique_ptr<CacheStore>> create(const CacheShape& shape, std::uint32_t pages,
-                                                      std::uint32_t slots, ops::Backend& backend);
+                                                      std::uint32_t slots, ops::Backend& backend,
+                                                      std::uint32_t checkpoints = 0);
 
     const CacheShape& shape() const { return shape_; }
     const model::CacheViews& views() const { return views_; }
@@ -36,12 +38,24 @@ class CacheStore {
     // Everything mutable of the slot becomes zero: the state of a sequence of no tokens.
     void clear_slot(RequestSlot slot);
 
+    // The state of a sequence of `position` tokens, a multiple of 64, all of them committed: from
+    // its slot to a checkpoint, and back into a slot with whatever content.  In order with the
+    // steps.
+    void save(RequestSlot slot, Position position, CheckpointId checkpoint);
+    void restore(RequestSlot slot, Position position, CheckpointId checkpoint);
+    // The checkpoint's room for the trunk's hidden row of position - 1, with MTP.
+    float* checkpoint_hidden(CheckpointId checkpoint) const;
+
   private:
-    enum Arena : std::size_t { latents, pooled, state, conv, kept, tails, arena_count };
+    enum Arena : std::size_t { latents, pooled, state, conv, kept, tails, saved, arena_count };
 
     CacheStore(const CacheShape& shape, ops::Backend& backend);
     Bytes slot_arena_bytes(Arena arena) const;
     void build_views();
+    std::byte* slot_part(Arena arena, RequestSlot slot) const;
+    float* checkpoint(CheckpointId id) const;
+    template <class Copy>
+    void for_conv_rows(RequestSlot slot, Position position, CheckpointId id, Copy copy) const;
 
     CacheShape shape_;
     ops::Backend& backend_;

@@ -1,5 +1,6 @@
 #include "engine/engine_start.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,6 +89,16 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
     sequence->tokens = request.prompt;
     for (const PromptImage& image : request.images) {
         sequence->images.push_back({image, nullptr});
+        sequence->image_spans.push_back({image.first, image.count, image.content_hash});
+    }
+    sequence->cache_salt = request.cache_salt;
+    sequence->use_cache = request.use_cache;
+    if (options.user_token) {
+        const auto user =
+            std::find(request.prompt.begin(), request.prompt.end(), *options.user_token);
+        if (user != request.prompt.end()) {
+            sequence->system_tokens = static_cast<std::uint32_t>(user - request.prompt.begin());
+        }
     }
     if (options.think_tags) {
         sequence->thinking =

@@ -16,6 +16,7 @@
 #include "engine/engine_start.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
+#include "engine/reprefill.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
 #include "engine/step_runner.h"
@@ -86,6 +87,7 @@ class LocalEngine final : public Engine {
     // The engine thread's own.
     ImageQueue images_;
     Scheduler scheduler_;
+    Reprefill reprefill_;
     StepRunner runner_;
     StepPlan plan_;
     EventBatches events_;
@@ -108,6 +110,7 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
       decoded_(Clock::now()),
       images_(parts_.tower.get(), options_.image_memory),
       scheduler_(options_.scheduler),
+      reprefill_(description_.kv_tokens),
       runner_(*parts_.network, *caches_),
       tokens_(description_.vocabulary, options_.banned_tokens, events_) {
     status_.kv_tokens_total = description_.kv_tokens;
@@ -194,6 +197,11 @@ void LocalEngine::run() {
         while (take_inbox()) {
             end_cancelled_and_late();
             encode();
+            if (scheduler_.idle() && images_.waiting().empty()) {
+                reprefill_.start(scheduler_);
+            } else {
+                reprefill_.stop(scheduler_);
+            }
             if (Status status = step(); !status.ok()) {
                 die(status.error());
                 return;
@@ -209,7 +217,7 @@ bool LocalEngine::take_inbox() {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] {
         return stopping_ || !submitted_.empty() || !cancelled_.empty() ||
-               scheduler_.running() + waiting_now() > 0;
+               scheduler_.running() + waiting_now() > 0 || !reprefill_.empty();
     });
     if (stopping_) {
         return false;
@@ -276,13 +284,23 @@ void LocalEngine::end_cancelled_and_late() {
 Status LocalEngine::step() {
     scheduler_.plan(plan_);
     const auto start = Clock::now();
-    for (Sequence* sequence : plan_.admitted) {
-        caches_->clear_slot(*sequence->slot);
-        announce(*sequence);
+    for (const Admission& admission : plan_.admitted) {
+        Sequence& sequence = *admission.sequence;
+        if (admission.restore) {
+            caches_->restore(*sequence.slot, sequence.computed, *admission.restore);
+        } else {
+            caches_->clear_slot(*sequence.slot);
+        }
+        if (!plan_.background) {
+            announce(sequence);
+        }
     }
     if (!plan_.rows.empty()) {
         PERCHERON_ASSIGN(const std::span<const float> logits, runner_.run(plan_));
         scheduler_.commit(plan_, seconds_between(start, Clock::now()));
+        for (const StateCopy& copy : plan_.copies) {
+            caches_->save(copy.slot, copy.position, copy.checkpoint);
+        }
         std::size_t row = 0;
         for (const PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
@@ -294,6 +312,7 @@ Status LocalEngine::step() {
             }
         }
     }
+    reprefill_.after_step(scheduler_);
     finish_step(seconds_between(start, Clock::now()));
     return {};
 }
@@ -307,6 +326,7 @@ void LocalEngine::announce(Sequence& sequence) {
     EngineEvents::Admitted admitted;
     admitted.request = sequence.request;
     admitted.choice = sequence.choice;
+    admitted.cached_tokens = sequence.first_hit.value_or(0);
     admitted.seed = sequence.seed;
     events_.of(sequence.sink).admitted.push_back(admitted);
 }
@@ -325,6 +345,7 @@ void LocalEngine::finish(Sequence& sequence, Ending ending) {
     finished.error = std::move(ending.error);
     ChoiceStatistics& statistics = finished.statistics;
     statistics.prompt_tokens = sequence.prompt_tokens;
+    statistics.cached_tokens = sequence.first_hit.value_or(0);
     statistics.generated_tokens = sequence.generated();
     statistics.queue_seconds = seconds_between(sequence.submitted, sequence.first_admitted);
     const auto first_token = sequence.generated() > 0 ? sequence.first_token : now;
@@ -332,8 +353,12 @@ void LocalEngine::finish(Sequence& sequence, Ending ending) {
     statistics.decode_seconds = seconds_between(first_token, now);
     events_.of(sequence.sink).finished.push_back(std::move(finished));
     ++finished_now_;
-    if (!images_.remove(sequence)) {
-        scheduler_.remove(sequence);
+    std::unique_ptr<Sequence> ended = images_.remove(sequence);
+    if (!ended) {
+        ended = scheduler_.remove(sequence);
+    }
+    if (ending.reason != FinishReason::failed && ended->generated() > 0) {
+        reprefill_.add(std::move(ended), ending.reason == FinishReason::stop_token, scheduler_);
     }
 }
 
@@ -342,6 +367,7 @@ void LocalEngine::finish_step(double seconds) {
     StepRecord record;
     record.numeric_class = plan_.numeric_class;
     record.sequences = static_cast<std::uint32_t>(plan_.rows.size());
+    record.background = plan_.background;
     record.preempted = static_cast<std::uint32_t>(plan_.preempted.size());
     record.seconds = seconds;
     for (const PlannedRows& planned : plan_.rows) {
@@ -354,7 +380,9 @@ void LocalEngine::finish_step(double seconds) {
         status_.waiting = waiting_now();
         status_.images_encoded = images_.encoded();
         status_.images_reused = images_.reused();
-        status_.kv_tokens_free = std::uint64_t{scheduler_.pages().free()} * ops::page_tokens;
+        status_.kv_tokens_free = std::uint64_t{scheduler_.available_pages()} * ops::page_tokens;
+        status_.reprefill_pending = reprefill_.pending();
+        status_.checkpoints = scheduler_.cache().checkpoints();
         status_.preemptions += record.preempted;
         if (record.rows > 0) {
             ++status_.steps;
@@ -396,9 +424,9 @@ Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngin
     const model::ModelConfig& config = parts.network->config();
     PERCHERON_TRY(check_options(options, config));
     const cache::CacheShape shape = cache::CacheShape::of(config, options.kv_dtype);
-    PERCHERON_ASSIGN(auto caches,
-                     cache::CacheStore::create(shape, options.scheduler.pages,
-                                               options.scheduler.max_running, *parts.backend));
+    PERCHERON_ASSIGN(auto caches, cache::CacheStore::create(
+                                      shape, options.scheduler.pages, options.scheduler.max_running,
+                                      *parts.backend, options.scheduler.checkpoints));
     return std::unique_ptr<Engine>(
         new LocalEngine(std::move(parts), std::move(caches), std::move(options)));
 }

@@ -36,6 +36,7 @@ struct StepRecord {
     std::uint32_t sequences = 0;
     std::uint32_t rows = 0;
     std::uint32_t preempted = 0;
+    bool background = false;  // a reply on its way into the prefix cache (C11)
     double seconds = 0;
 };
 
@@ -50,6 +51,8 @@ struct LocalEngineOptions {
     std::vector<TokenId> banned_tokens;
     std::uint32_t image_tokens = 0;  // of one image at most: what the tower was loaded for
     Bytes image_memory = 0;          // for feature rows, of images in use and of those kept
+    // Begins a user's turn: before the first of them stands the system prompt with its tools.
+    std::optional<TokenId> user_token;
     std::optional<ThinkTags> think_tags;
     std::optional<std::uint32_t> thinking_budget;    // of requests that name none
     std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system

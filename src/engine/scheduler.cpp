@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstddef>
+#include <utility>
 
 #include "cache/cache_shape.h"
 #include "engine/sequence_order.h"
@@ -11,23 +13,60 @@ namespace percheron::engine {
 namespace {
 
 constexpr std::uint32_t grid = ops::page_tokens;
+constexpr std::uint32_t positions_between_checkpoints = 512;
+
+// Blocks of the prompt that others can have computed for it: its last token is always computed.
+std::uint32_t shareable_blocks(const Sequence& sequence) {
+    return (sequence.prompt_tokens - 1) / grid;
+}
+
+// C7, as far as it is known beforehand: the ends of turns, and the anchors.  `matched`: positions
+// of the prompt that were found in the tree, hit or not.
+std::vector<CheckpointEdge> checkpoint_edges(const Sequence& sequence, Position matched) {
+    using enum cache::CheckpointKind;
+    std::vector<CheckpointEdge> edges;
+    const auto add = [&](Position position, cache::CheckpointKind kind) {
+        if (position <= sequence.computed) return;
+        const auto place =
+            std::lower_bound(edges.begin(), edges.end(), position,
+                             [](const auto& edge, Position at) { return edge.position < at; });
+        if (place != edges.end() && place->position == position) {
+            place->kind = std::max(place->kind, kind);
+        } else {
+            edges.insert(place, {position, kind});
+        }
+    };
+    const Position last = shareable_blocks(sequence) * grid;
+    add(last, turn_end);
+    if (sequence.prompt_tokens % grid == 0) {
+        add(sequence.prompt_tokens, turn_end);
+    }
+    add(std::min(sequence.system_tokens / grid * grid, last), anchor);
+    add(std::min(matched, last), anchor);
+    return edges;
+}
 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), pages_(options.pages), slots_(options.max_running) {
+    : options_(options), cache_(options.pages, options.checkpoints), slots_(options.max_running) {
     assert(options.prefill_rows >= grid && options.prefill_rows % grid == 0);
     assert(options.decode_rows >= options.max_running && options.refeed_rows >= 1);
     assert(options.decode_share >= 0 && options.decode_share < 1);
 }
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
-    assert(cache::pages_for(sequence->prompt_tokens + sequence->token_limit) <= pages_.total());
+    assert(cache::pages_for(sequence->prompt_tokens + sequence->token_limit) <=
+           cache_.pages().total());
     insert_in_order(waiting_, std::move(sequence));
 }
 
 void Scheduler::plan(StepPlan& plan) {
     plan.clear();
+    if (background_ != nullptr) {
+        plan_background(plan);
+        return;
+    }
     grow_decoding(plan);
     admit(plan);
 
@@ -50,28 +89,113 @@ void Scheduler::grow_decoding(StepPlan& plan) {
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = *running_[i];
         while (sequence.slot &&
-               !pages_.grow(sequence.pages, cache::pages_for(sequence.tokens.size()))) {
+               !cache_.grow(sequence.pages, cache::pages_for(sequence.tokens.size()))) {
             preempt(*running_.back(), plan);
         }
     }
 }
 
 void Scheduler::admit(StepPlan& plan) {
-    while (!waiting_.empty() && slots_.free() > 0) {
-        Sequence& first = *waiting_.front();
-        const std::uint32_t needed = cache::pages_for(first.tokens.size());
-        const std::uint32_t headroom = running();
-        if (pages_.free() < needed + headroom) {
+    std::size_t next = 0;
+    while (next < waiting_.size() && slots_.free() > 0) {
+        if (waits_for_a_sibling(*waiting_[next])) {
+            ++next;
+            continue;
+        }
+        if (!admit_one(*waiting_[next], plan)) {
             break;
         }
-        [[maybe_unused]] const bool grown = pages_.grow(first.pages, needed);
-        assert(grown);
-        first.slot = slots_.take();
-        first.computed = 0;
-        plan.admitted.push_back(&first);
-        insert_in_order(running_, std::move(waiting_.front()));
-        waiting_.erase(waiting_.begin());
+        insert_in_order(running_, std::move(waiting_[next]));
+        waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(next));
     }
+}
+
+// False: too few pages are left.
+bool Scheduler::admit_one(Sequence& sequence, StepPlan& plan) {
+    if (!take_place(sequence, uses_cache(sequence) ? shareable_blocks(sequence) : 0, running(),
+                    plan)) {
+        return false;
+    }
+    if (!sequence.first_hit) {
+        sequence.first_hit = sequence.computed;
+    }
+    return true;
+}
+
+// Gives a sequence its hit, the rest of its pages and a slot, with `headroom` pages left over.
+bool Scheduler::take_place(Sequence& sequence, std::uint32_t most_blocks, std::uint32_t headroom,
+                           StepPlan& plan) {
+    const cache::PrefixHit hit = cache_.find(sequence.prefix_text(), most_blocks);
+    sequence.place = cache_.attach(hit, sequence.pages);
+    const std::uint32_t needed = cache::pages_for(sequence.tokens.size());
+    if (cache_.available() < needed - hit.blocks() + headroom ||
+        !cache_.grow(sequence.pages, needed)) {
+        release(sequence);
+        return false;
+    }
+    sequence.slot = slots_.take();
+    sequence.computed = hit.blocks() * grid;
+    sequence.latest_checkpoint = sequence.computed;
+    if (uses_cache(sequence)) {
+        sequence.edges = checkpoint_edges(sequence, hit.matched * grid);
+    }
+    std::optional<CheckpointId> restore;
+    if (hit.block != nullptr) {
+        restore = hit.block->checkpoint->id;
+    }
+    plan.admitted.push_back({&sequence, restore});
+    return true;
+}
+
+// C9: whether another choice of the same request is computing the prompt.
+bool Scheduler::waits_for_a_sibling(const Sequence& sequence) const {
+    return uses_cache(sequence) && shareable_blocks(sequence) > 0 &&
+           std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
+               return other->request == sequence.request && other->prefilling();
+           });
+}
+
+bool Scheduler::uses_cache(const Sequence& sequence) const {
+    return cache_.on() && sequence.use_cache;
+}
+
+void Scheduler::plan_background(StepPlan& plan) {
+    assert(idle());
+    Sequence& sequence = *background_;
+    plan.background = true;
+    plan.numeric_class = ops::NumericClass::prefill;
+    const std::uint32_t whole = sequence.prompt_tokens / grid;
+    if (!sequence.slot && !take_place(sequence, whole, 0, plan)) {
+        return;
+    }
+    // Short steps: whoever comes waits for the one under way.
+    const std::uint32_t count =
+        std::min(sequence.prompt_tokens - sequence.computed, prefill_row_limit(true));
+    if (count > 0) {
+        plan.rows.push_back({&sequence, sequence.computed, count, false});
+    }
+}
+
+void Scheduler::set_background(Sequence* sequence) {
+    if (background_ != nullptr) {
+        release(*background_);
+    }
+    background_ = sequence;
+}
+
+Position Scheduler::reusable_positions(const Sequence& sequence) {
+    if (!uses_cache(sequence)) {
+        return sequence.prompt_tokens;  // nothing that a pass could add
+    }
+    return cache_.find(sequence.prefix_text(), sequence.prompt_tokens / grid).blocks() * grid;
+}
+
+std::uint32_t Scheduler::available_pages() const {
+    std::uint32_t pages = cache_.available();
+    if (background_ != nullptr) {
+        pages += static_cast<std::uint32_t>(background_->pages.size());
+    }
+    return pages;
 }
 
 void Scheduler::plan_decode(StepPlan& plan) const {
@@ -102,7 +226,10 @@ void Scheduler::plan_prefill(StepPlan& plan, std::uint32_t row_limit) const {
             continue;
         }
         const std::uint32_t missing = sequence->prompt_tokens - sequence->computed;
-        const std::uint32_t count = missing <= left ? missing : left / grid * grid;  // S2
+        std::uint32_t count = missing <= left ? missing : left / grid * grid;  // S2
+        if (!sequence->edges.empty()) {
+            count = std::min(count, sequence->edges.front().position - sequence->computed);
+        }
         if (count == 0) {
             continue;
         }
@@ -125,11 +252,14 @@ std::uint32_t Scheduler::prefill_row_limit(bool others_decode) const {
     return static_cast<std::uint32_t>(whole) / grid * grid;
 }
 
-void Scheduler::commit(const StepPlan& plan, double seconds) {
+void Scheduler::commit(StepPlan& plan, double seconds) {
     std::uint32_t rows = 0;
     for (const PlannedRows& planned : plan.rows) {
         planned.sequence->computed += planned.count;
         rows += planned.count;
+        if (plan.numeric_class == ops::NumericClass::prefill && uses_cache(*planned.sequence)) {
+            leave_in_cache(*planned.sequence, plan);
+        }
     }
     if (plan.numeric_class == ops::NumericClass::decode) {
         decode_owed_ = std::max(0.0, decode_owed_ - seconds);
@@ -142,6 +272,37 @@ void Scheduler::commit(const StepPlan& plan, double seconds) {
         seconds_per_prefill_row_ == 0 ? per_row : 0.7 * seconds_per_prefill_row_ + 0.3 * per_row;
 }
 
+// What a chunk leaves behind: its full blocks, and at its end perhaps a checkpoint.
+void Scheduler::leave_in_cache(Sequence& sequence, StepPlan& plan) {
+    const Position computed = sequence.computed;
+    sequence.place =
+        cache_.publish(sequence.place, sequence.prefix_text(), sequence.pages, computed / grid);
+    if (&sequence == background_) {
+        // One checkpoint that moves along, so that nothing is lost when a request comes.
+        cache_.drop_checkpoint(std::exchange(sequence.passing_checkpoint, sequence.place));
+        save(sequence, cache::CheckpointKind::turn_end, plan);
+        return;
+    }
+    std::optional<cache::CheckpointKind> kind;
+    if (!sequence.edges.empty() && sequence.edges.front().position == computed) {
+        kind = sequence.edges.front().kind;
+        sequence.edges.erase(sequence.edges.begin());
+    } else if (computed % grid == 0 &&
+               computed - sequence.latest_checkpoint >= positions_between_checkpoints) {
+        kind = cache::CheckpointKind::between;
+    }
+    if (kind) {
+        save(sequence, *kind, plan);
+    }
+}
+
+void Scheduler::save(Sequence& sequence, cache::CheckpointKind kind, StepPlan& plan) {
+    sequence.latest_checkpoint = sequence.computed;
+    if (const auto checkpoint = cache_.add_checkpoint(sequence.place, kind)) {
+        plan.copies.push_back({*sequence.slot, sequence.computed, *checkpoint});
+    }
+}
+
 void Scheduler::preempt(Sequence& victim, StepPlan& plan) {
     const auto place = std::find_if(running_.begin(), running_.end(),
                                     [&](const auto& held) { return held.get() == &victim; });
@@ -152,7 +313,10 @@ void Scheduler::preempt(Sequence& victim, StepPlan& plan) {
 }
 
 void Scheduler::release(Sequence& sequence) {
-    pages_.release(sequence.pages);
+    cache_.release(sequence.pages);
+    sequence.place = {};
+    sequence.passing_checkpoint = {};
+    sequence.edges.clear();
     if (sequence.slot) {
         slots_.release(*sequence.slot);
         sequence.slot.reset();

@@ -1,16 +1,19 @@
 // Who runs, who waits, and which rows the next step computes (docs/SCHEDULER.md).  Knows pages,
-// slots and positions; never looks at a token's value, a logit or a clock.
+// slots and positions; never looks at a token's value (the prefix cache compares them), a logit or
+// a clock.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "percheron/types.h"
 
 #include "cache/pools.h"
+#include "cache/prefix_cache.h"
 #include "engine/sequence_order.h"
 #include "ops/batch.h"
 
@@ -24,6 +27,7 @@ struct SchedulerOptions {
     std::uint32_t refeed_rows = 8;     // of one sequence that re-computes what it had generated
     double decode_share = 0.5;         // of the time while both classes have work; below 1
     double prefill_slice = 0.1;        // seconds of a prefill step while others decode
+    std::uint32_t checkpoints = 0;     // of the prefix cache; 0: there is none
 };
 
 // The rows of one sequence in the step: positions [first, first + count).
@@ -34,16 +38,34 @@ struct PlannedRows {
     bool wants_token = false;  // the last row is the newest token: its logits give the next
 };
 
+// A sequence that got a slot: before the step it must hold the state of sequence->computed
+// positions, that of the checkpoint or, without one, of none.
+struct Admission {
+    Sequence* sequence = nullptr;
+    std::optional<CheckpointId> restore;
+};
+
+// A state to be copied out of its slot after the step.
+struct StateCopy {
+    RequestSlot slot{};
+    Position position = 0;
+    CheckpointId checkpoint{};
+};
+
 struct StepPlan {
     ops::NumericClass numeric_class = ops::NumericClass::decode;
     std::vector<PlannedRows> rows;
-    std::vector<Sequence*> admitted;   // got a slot that must be cleared before the step
+    std::vector<Admission> admitted;
     std::vector<Sequence*> preempted;  // lost slot and pages
+    std::vector<StateCopy> copies;     // filled by commit()
+    bool background = false;           // the rows are the background's
 
     void clear() {
         rows.clear();
         admitted.clear();
         preempted.clear();
+        copies.clear();
+        background = false;
     }
 };
 
@@ -57,18 +79,29 @@ class Scheduler {
     // Reserves what the next step needs and lists its rows; no rows: nothing to do.
     void plan(StepPlan& plan);
 
-    // The planned step was computed and took `seconds`.
-    void commit(const StepPlan& plan, double seconds);
+    // The planned step was computed and took `seconds`.  Publishes full blocks and lists in
+    // plan.copies the states to be copied before the next plan.
+    void commit(StepPlan& plan, double seconds);
 
     // Takes a sequence out, with its slot and pages given back.
     std::unique_ptr<Sequence> remove(const Sequence& sequence);
+
+    // C11: work for when nothing runs or waits.  plan() computes the sequence up to its prompt's
+    // end; what remains of it are blocks and a checkpoint at its latest chunk's end.  Whoever set
+    // it takes it back (null) when it is done or a request comes; it loses slot and pages then.
+    void set_background(Sequence* sequence);
+    bool idle() const { return running_.empty() && waiting_.empty(); }
+    // How far into a sequence's prompt a hit would reach, its last token not kept out.
+    Position reusable_positions(const Sequence& sequence);
+    // Pages for the taking, at once: free ones, idle ones of the cache, the background's.
+    std::uint32_t available_pages() const;
 
     // Every sequence, running ones first.
     std::vector<Sequence*> all() const;
 
     std::uint32_t running() const { return static_cast<std::uint32_t>(running_.size()); }
     std::uint32_t waiting() const { return static_cast<std::uint32_t>(waiting_.size()); }
-    const cache::PagePool& pages() const { return pages_; }
+    const cache::PrefixCache& cache() const { return cache_; }
     const cache::SlotPool& slots() const { return slots_; }
 
   private:
@@ -76,15 +109,24 @@ class Scheduler {
     void admit(StepPlan& plan);
     void plan_decode(StepPlan& plan) const;
     void plan_prefill(StepPlan& plan, std::uint32_t row_limit) const;
+    void plan_background(StepPlan& plan);
+    bool admit_one(Sequence& sequence, StepPlan& plan);
+    bool take_place(Sequence& sequence, std::uint32_t most_blocks, std::uint32_t headroom,
+                    StepPlan& plan);
+    bool uses_cache(const Sequence& sequence) const;
+    bool waits_for_a_sibling(const Sequence& sequence) const;
+    void leave_in_cache(Sequence& sequence, StepPlan& plan);
+    void save(Sequence& sequence, cache::CheckpointKind kind, StepPlan& plan);
     void preempt(Sequence& victim, StepPlan& plan);
     void release(Sequence& sequence);
     std::uint32_t prefill_row_limit(bool others_decode) const;
 
     SchedulerOptions options_;
-    cache::PagePool pages_;
+    cache::PrefixCache cache_;
     cache::SlotPool slots_;
-    Sequences waiting_;                   // by priority, then arrival
-    Sequences running_;                   // the same order
+    Sequences waiting_;  // by priority, then arrival
+    Sequences running_;  // the same order
+    Sequence* background_ = nullptr;
     double decode_owed_ = 0;              // seconds of decoding before the next prefill step
     double seconds_per_prefill_row_ = 0;  // moving average; 0: not measured yet
 };

@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "percheron/engine.h"
 #include "percheron/types.h"
 
+#include "cache/block_names.h"
+#include "cache/prefix_cache.h"
 #include "engine/image_features.h"
 #include "engine/thinking_budget.h"
 #include "sampling/coupled_noise.h"
@@ -25,6 +28,12 @@ using Clock = std::chrono::steady_clock;
 struct SequenceImage {
     PromptImage place;
     FeatureRows features;
+};
+
+// Where a chunk ends for a checkpoint (C7 of docs/SCHEDULER.md).
+struct CheckpointEdge {
+    Position position = 0;
+    cache::CheckpointKind kind = cache::CheckpointKind::between;
 };
 
 struct Sequence {
@@ -47,6 +56,10 @@ struct Sequence {
     std::vector<TokenId> tokens;
     std::uint32_t prompt_tokens = 0;
     std::vector<SequenceImage> images;
+    std::vector<cache::ImageSpan> image_spans;  // the same images, as the prefix tree sees them
+    std::string cache_salt;
+    bool use_cache = true;
+    std::uint32_t system_tokens = 0;  // of the system prompt with its tools; 0: not known
     ThinkingBudget thinking;
     std::unique_ptr<TokenConstraint> constraint;  // null: nothing is forbidden
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
@@ -55,6 +68,11 @@ struct Sequence {
     Position computed = 0;  // positions [0, computed) are in the caches
     std::vector<PageId> pages;
     std::optional<RequestSlot> slot;
+    cache::PrefixPlace place;                // how far `pages` are a path of the prefix tree
+    std::vector<CheckpointEdge> edges;       // ahead of `computed`, ascending
+    Position latest_checkpoint = 0;          // made or hit on the way here
+    cache::PrefixPlace passing_checkpoint;   // of a background: made at its latest chunk's end
+    std::optional<std::uint32_t> first_hit;  // positions, at the first admission
 
     // For the books.
     bool announced = false;  // its Admitted event has been written
@@ -66,6 +84,7 @@ struct Sequence {
         return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
     }
     bool prefilling() const { return computed < prompt_tokens; }
+    cache::PrefixText prefix_text() const { return {tokens, image_spans, cache_salt}; }
     sampling::NoiseStream noise() const { return {seed, choice}; }
 };
 

@@ -9,6 +9,9 @@ void StepRunner::add_features(const PlannedRows& planned, std::uint32_t first_ro
         const Position begin = std::max<Position>(image.place.first, planned.first);
         const Position end = std::min<Position>(image.place.first + image.place.count,
                                                 planned.first + planned.count);
+        if (begin >= end) {
+            continue;  // computed before, or found in the prefix cache: its rows may not be there
+        }
         const std::size_t hidden = image.features->size() / image.place.count;
         for (Position position = begin; position < end; ++position) {
             overrides_.push_back(

@@ -163,6 +163,8 @@ class Backend {
         Bytes bytes, std::string_view purpose) = 0;
     // Sets bytes of this backend's memory to zero, in order with the steps.
     virtual void clear(void* data, Bytes bytes) { std::memset(data, 0, bytes); }
+    // Copies bytes within this backend's memory, in order with the steps; no overlap.
+    virtual void copy(void* to, const void* from, Bytes bytes) { std::memcpy(to, from, bytes); }
     // The memory that allocate() and place() take from, now.
     virtual Result<MachineMemory> memory() const { return machine_memory(); }
     // Whether that is other memory than the host's.

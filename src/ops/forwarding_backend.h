@@ -24,6 +24,7 @@ class ForwardingBackend : public Backend {
         return inner_.allocate_host_readable(bytes, purpose);
     }
     void clear(void* data, Bytes bytes) override { inner_.clear(data, bytes); }
+    void copy(void* to, const void* from, Bytes bytes) override { inner_.copy(to, from, bytes); }
     Result<MachineMemory> memory() const override { return inner_.memory(); }
     bool has_own_memory() const override { return inner_.has_own_memory(); }
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override {

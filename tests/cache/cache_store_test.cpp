@@ -126,6 +126,79 @@ TEST(CacheStore, ClearsOneSlotAndNoOther) {
     }
 }
 
+// C5: what a checkpoint brings back is all that later positions read, in any slot, and nothing of
+// whoever had the slot before.
+TEST(CacheStore, CheckpointsBringBackStatesAndConvRows) {
+    std::mt19937 random(8);
+    for (int repeat = 0; repeat < 60; ++repeat) {
+        model::ModelConfig config = random_config(random);
+        config.hidden = 8 + random() % 40;
+        const bool mtp = random() % 2 == 0;
+        const CacheShape shape = CacheShape::of(config, DType::bf16, random() % 12, mtp);
+        const std::uint32_t slots = 2 + random() % 3, checkpoints = 1 + random() % 4;
+        testing::FakeBackend backend;
+        const auto store = CacheStore::create(shape, 1, slots, backend, checkpoints).value();
+        const auto fill = [&](RequestSlot slot, Position position, float mark) {
+            for (const ops::KdaSlots& view : store->views().kda) {
+                std::fill_n(view.state + to_int(slot) * view.state_stride,
+                            config.kda_heads * config.kda_dim * config.kda_dim, mark);
+                for (Position back = 1; back <= 3 && back <= position; ++back) {
+                    std::fill_n(view.conv + to_int(slot) * view.conv_stride +
+                                    (position - back) % view.ring * 3 * config.kda_width(),
+                                3 * config.kda_width(), mark + static_cast<float>(back));
+                }
+                mark += 10;
+            }
+        };
+        const auto expect = [&](RequestSlot slot, Position position, float mark) {
+            const auto all = [](const float* data, std::size_t count, float value) {
+                return std::count(data, data + count, value) == static_cast<long>(count);
+            };
+            for (const ops::KdaSlots& view : store->views().kda) {
+                ASSERT_TRUE(all(view.state + to_int(slot) * view.state_stride,
+                                config.kda_heads * config.kda_dim * config.kda_dim, mark));
+                for (Position back = 1; back <= 3; ++back) {
+                    ASSERT_TRUE(all(view.conv + to_int(slot) * view.conv_stride +
+                                        (position - back) % view.ring * 3 * config.kda_width(),
+                                    3 * config.kda_width(), mark + static_cast<float>(back)));
+                }
+                mark += 10;
+            }
+            for (const ops::LatentPages& view : store->views().latent) {
+                ASSERT_TRUE(all(view.tails + to_int(slot) * view.tail_stride,
+                                view.tail_ring * 2 * config.index_dim, 0.0f));
+            }
+        };
+        std::vector<Position> positions(checkpoints);
+        for (std::uint32_t id = 0; id < checkpoints; ++id) {
+            positions[id] = 64 * (1 + random() % 50);
+            const auto slot = static_cast<RequestSlot>(random() % slots);
+            fill(slot, positions[id], static_cast<float>(1000 * (id + 1)));
+            if (mtp) {
+                std::fill_n(store->checkpoint_hidden(CheckpointId(id)), config.hidden, -1.0f);
+            }
+            store->save(slot, positions[id], CheckpointId(id));
+        }
+        for (int i = 0; i < 20; ++i) {
+            const auto id = static_cast<std::uint32_t>(random() % checkpoints);
+            const auto slot = static_cast<RequestSlot>(random() % slots);
+            const auto other = static_cast<RequestSlot>((to_int(slot) + 1) % slots);
+            fill(other, 64, 5.0f);
+            fill(slot, static_cast<Position>(random() % 200), -500.0f);
+            store->restore(slot, positions[id], CheckpointId(id));
+            expect(slot, positions[id], static_cast<float>(1000 * (id + 1)));
+            ASSERT_EQ(
+                store->views().kda[0].state[to_int(other) * store->views().kda[0].state_stride],
+                5.0f);
+            if (mtp) {
+                const float* const hidden = store->checkpoint_hidden(CheckpointId(id));
+                ASSERT_EQ(std::count(hidden, hidden + config.hidden, -1.0f),
+                          static_cast<long>(config.hidden));
+            }
+        }
+    }
+}
+
 // The sizes of the full model as its documentation states them: latents 11,264 bytes a token over
 // 11 layers in bf16; KDA state 136 MiB a sequence over 34 layers.
 TEST(CacheShape, GivesThePublishedSizesOfTheFullModel) {
@@ -144,6 +217,8 @@ TEST(CacheShape, GivesThePublishedSizesOfTheFullModel) {
     EXPECT_EQ(shape.sparse_layers * shape.pooled_page_bytes() / 64, 11u * 64u);
     EXPECT_EQ(shape.bytes_per_token(), 11'264u + 11u * 64u);
     EXPECT_EQ(shape.kda_layers * shape.state_floats() * sizeof(float), Bytes{136} << 20);
+    // Beside the states three conv rows a layer of 3 x 64 x 128 channels, as they are computed.
+    EXPECT_EQ(shape.checkpoint_bytes(), (Bytes{136} << 20) + 34u * 3 * 3 * 64 * 128 * 4);
 }
 
 TEST(CacheShape, RingsHoldWhatAVerificationRoundNeeds) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -155,7 +156,7 @@ class FakeNetwork final : public model::Network {
         const auto broken = [](const char* what) { return Error(ErrorCode::internal, what); };
         std::uint32_t next_row = 0;
         std::set<std::uint32_t> slots;
-        std::set<std::uint32_t> pages;
+        std::map<std::uint32_t, std::uint32_t> readers;
         for (const ops::SequenceRows& rows : batch.sequences) {
             if (rows.first_row != next_row || rows.row_count == 0) {
                 return broken("rows have gaps");
@@ -168,9 +169,7 @@ class FakeNetwork final : public model::Network {
                 return broken("two sequences share a slot");
             }
             for (const PageId page : rows.pages) {
-                if (!pages.insert(to_int(page)).second) {
-                    return broken("two sequences share a page");
-                }
+                ++readers[to_int(page)];
             }
             if (rows.pages.size() * ops::page_tokens < rows.first_position + rows.row_count) {
                 return broken("the page table is too short");
@@ -178,6 +177,14 @@ class FakeNetwork final : public model::Network {
             if (batch.numeric_class == ops::NumericClass::prefill &&
                 rows.first_position % ops::page_tokens != 0) {
                 return broken("a chunk starts off the grid");
+            }
+        }
+        for (const ops::SequenceRows& rows : batch.sequences) {
+            const std::size_t last = (rows.first_position + rows.row_count - 1) / ops::page_tokens;
+            for (std::size_t i = rows.first_position / ops::page_tokens; i <= last; ++i) {
+                if (readers[to_int(rows.pages[i])] != 1) {
+                    return broken("a page is written that another sequence has too");
+                }
             }
         }
         return next_row == batch.tokens.size() ? Status() : broken("rows without a sequence");

@@ -17,6 +17,7 @@ namespace percheron::engine::testing {
 
 struct CollectedReply {
     std::optional<std::uint64_t> seed;  // set by its admission
+    std::uint32_t cached = 0;
     std::vector<TokenId> tokens;
     std::vector<EngineEvents::Logprobs> logprobs;
     std::optional<EngineEvents::Finished> finished;
@@ -33,6 +34,7 @@ class ReplyCollector final : public EngineEventSink {
             CollectedReply& reply = replies_[{to_int(admitted.request), admitted.choice}];
             blame(reply.seed.has_value(), "admitted twice");
             reply.seed = admitted.seed;
+            reply.cached = admitted.cached_tokens;
         }
         for (const EngineEvents::Tokens& run : events.runs) {
             CollectedReply& reply = replies_[{to_int(run.request), run.choice}];
@@ -52,6 +54,7 @@ class ReplyCollector final : public EngineEventSink {
             blame(finished.statistics.generated_tokens != reply.tokens.size(), "miscounted");
             blame((finished.reason == FinishReason::failed) != finished.error.has_value(),
                   "an error without failure or the other way round");
+            blame(finished.statistics.cached_tokens != reply.cached, "cached tokens changed");
             reply.finished = finished;
             ++finished_;
         }

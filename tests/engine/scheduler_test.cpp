@@ -17,6 +17,7 @@ namespace {
 std::unique_ptr<Sequence> make_sequence(std::uint64_t arrival, std::uint32_t prompt,
                                         std::uint32_t output, int priority = 0) {
     auto sequence = std::make_unique<Sequence>();
+    sequence->request = RequestId(arrival);
     sequence->arrival = arrival;
     sequence->priority = priority;
     sequence->prompt_tokens = prompt;
@@ -43,6 +44,13 @@ class Player {
             return false;
         }
         scheduler_.commit(plan_, seconds);
+        for (const StateCopy& copy : plan_.copies) {
+            EXPECT_EQ(copy.position % 64, 0u);
+            EXPECT_LT(to_int(copy.checkpoint), options_.checkpoints);
+        }
+        for (const Admission& admission : plan_.admitted) {
+            hits += admission.restore ? 1 : 0;
+        }
         for (const PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
                 planned.sequence->tokens.push_back(TokenId(1));
@@ -56,6 +64,7 @@ class Player {
     }
 
     std::vector<std::uint64_t> finished;
+    std::uint64_t hits = 0;
 
   private:
     void check_plan() {
@@ -85,16 +94,17 @@ class Player {
             ASSERT_TRUE(sequence.slot.has_value());
             ASSERT_TRUE(slots.insert(*sequence.slot).second);
             ASSERT_GE(sequence.pages.size() * 64, end);
+            // What is written is nobody else's.
+            for (std::uint32_t i = planned.first / 64; i <= (end - 1) / 64; ++i) {
+                ASSERT_EQ(scheduler_.cache().pages().readers(sequence.pages[i]), 1u);
+            }
         }
         ASSERT_LE(rows, prefill ? options_.prefill_rows : options_.decode_rows);
-        std::size_t held = 0;
         for (const Sequence* sequence : scheduler_.all()) {
-            held += sequence->pages.size();
             pages.insert(sequence->pages.begin(), sequence->pages.end());
             ASSERT_EQ(sequence->slot.has_value(), !sequence->pages.empty());
         }
-        ASSERT_EQ(pages.size(), held);
-        ASSERT_EQ(held + scheduler_.pages().free(), scheduler_.pages().total());
+        ASSERT_EQ(pages.size() + scheduler_.cache().available(), options_.pages);
         // Something always moves: with sequences alive there are rows.
         ASSERT_EQ(plan_.rows.empty(), scheduler_.running() + scheduler_.waiting() == 0);
     }
@@ -108,6 +118,7 @@ class Player {
 TEST(Scheduler, KeepsItsInvariantsInRandomLives) {
     std::uint64_t preemptions = 0;
     std::uint64_t finished = 0;
+    std::uint64_t hits = 0;
     for (unsigned seed = 0; seed < 400 && !::testing::Test::HasFatalFailure(); ++seed) {
         std::mt19937 random(seed);
         const auto between = [&](std::uint32_t low, std::uint32_t high) {
@@ -120,6 +131,7 @@ TEST(Scheduler, KeepsItsInvariantsInRandomLives) {
         options.decode_rows = between(options.max_running, 48);
         options.refeed_rows = between(1, 9);
         options.decode_share = between(0, 9) / 10.0;
+        options.checkpoints = between(0, 1) * between(1, 9);
         Player player(options);
         std::uint64_t arrivals = 0;
         std::uint64_t removed = 0;
@@ -142,13 +154,15 @@ TEST(Scheduler, KeepsItsInvariantsInRandomLives) {
         }
         // S6, S7 and S8: everybody got through, everything is free.
         EXPECT_EQ(player.finished.size() + removed, arrivals);
-        EXPECT_EQ(player.scheduler().pages().free(), options.pages);
+        EXPECT_EQ(player.scheduler().cache().available(), options.pages);
         EXPECT_EQ(player.scheduler().slots().free(), options.max_running);
         preemptions += player.preemptions();
         finished += player.finished.size();
+        hits += player.hits;
     }
     EXPECT_GT(preemptions, 100u);
     EXPECT_GT(finished, 4000u);
+    EXPECT_GT(hits, 500u);
 }
 
 TEST(Scheduler, AdmitsByPriorityThenByArrival) {

@@ -77,6 +77,12 @@ void CudaBackend::clear(void* data, Bytes bytes) {
     note(check(cudaMemsetAsync(data, 0, bytes, stream_), "clearing memory on " + name_));
 }
 
+void CudaBackend::copy(void* to, const void* from, Bytes bytes) {
+    note(use_device());
+    note(check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
+               "copying memory on " + name_));
+}
+
 Result<MachineMemory> CudaBackend::memory() const {
     PERCHERON_TRY(use_device());
     std::size_t available = 0, total = 0;

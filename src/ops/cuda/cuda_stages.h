@@ -34,6 +34,7 @@ class CudaBackend final : public Backend {
     Result<std::unique_ptr<BackendBuffer>> allocate_host_readable(
         Bytes bytes, std::string_view purpose) override;
     void clear(void* data, Bytes bytes) override;
+    void copy(void* to, const void* from, Bytes bytes) override;
     Result<MachineMemory> memory() const override;
     bool has_own_memory() const override { return true; }
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override;
