@@ -19,6 +19,12 @@ class CpuBackend final : public ComposedBackend {
             ComposedBackend::mhc_turn(turn, batch);
     }
 
+    void kda_mixer(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
+                   Activations x, Activations y) override {
+        static_cast<cpu::CpuPrimitives&>(primitives()).fetch_slots(slots, batch, shape());
+        ComposedBackend::kda_mixer(weights, slots, batch, x, y);
+    }
+
   private:
     std::unique_ptr<ThreadPool> pool_;
 };

@@ -8,6 +8,7 @@ namespace percheron::ops::cpu {
 namespace {
 
 constexpr std::size_t conv_block = 256;  // channels of a task
+constexpr std::size_t most_fetching_threads = 64;
 
 // Copies each of a sequence's last rows into the ring, [first, first + count) of its columns.
 void store_history(const ShortConv& op, const SequenceRows& sequence, std::size_t first,
@@ -135,6 +136,45 @@ struct HeadSlab {
 
 }  // namespace
 
+void CpuPrimitives::fetch_slots(const KdaSlots& slots, const RowBatch& batch,
+                                const NetworkShape& shape) {
+    // Half of a second cache; the other half is for weights and rows on their way.
+    constexpr std::size_t most_bytes = std::size_t{1} << 20;
+    const std::size_t heads = batch.sequences.size() * shape.kda_heads;
+    const std::size_t head_floats = shape.kda_dim * shape.kda_dim;
+    const std::size_t conv_floats = 3 * shape.kda_heads * shape.kda_dim;
+    std::span<const FetchAhead::Range> lists[most_fetching_threads];
+    const std::size_t threads = std::min(pool_.threads(), most_fetching_threads);
+    for (std::size_t thread = 0; thread < threads; ++thread) {
+        // The heads that kda_step() gives this thread first.
+        std::vector<FetchAhead::Range>& list = fetched_slots_[thread];
+        list.clear();
+        std::size_t left = most_bytes;
+        const auto add = [&](const float* from, std::size_t floats) {
+            const std::size_t bytes = std::min(floats * sizeof(float), left);
+            left -= bytes;
+            const auto* const first = reinterpret_cast<const std::byte*>(from);
+            if (bytes != 0) list.push_back({first, bytes});
+        };
+        if (batch.numeric_class == NumericClass::decode) {
+            const std::size_t last = heads * (thread + 1) / pool_.threads();
+            for (std::size_t head = heads * thread / pool_.threads(); head < last;) {
+                const SequenceRows& sequence = batch.sequences[head / shape.kda_heads];
+                const std::size_t in_slot = head % shape.kda_heads;
+                const std::size_t count = std::min(last - head, shape.kda_heads - in_slot);
+                const std::size_t slot = to_int(sequence.slot);
+                if (in_slot == 0)
+                    add(slots.conv + slot * slots.conv_stride, slots.ring * conv_floats);
+                add(slots.state + slot * slots.state_stride + in_slot * head_floats,
+                    count * head_floats);
+                head += count;
+            }
+        }
+        lists[thread] = list;
+    }
+    products_.fetch_ahead({lists, threads});
+}
+
 void CpuPrimitives::short_conv(const ShortConv& op) {
     const std::size_t channels = op.input.columns;
     if (zeros_.size() < channels) zeros_.resize(channels, 0.0f);
@@ -199,6 +239,7 @@ void CpuPrimitives::kda_gates(const KdaGates& op) {
 void CpuPrimitives::kda_step(const KdaRecurrence& op) {
     const std::size_t slabs = (op.dim + kda_slab - 1) / kda_slab;
     reserve_thread_scratch(kda_thread_floats(op.dim));
+    products_.fetch_ahead({});
     const std::size_t sequences = op.batch->sequences.size();
     pool_.parallel_for(sequences * op.heads * slabs, [&](std::size_t task, std::size_t thread) {
         const std::size_t column = task % slabs * kda_slab;

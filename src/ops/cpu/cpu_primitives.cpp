@@ -17,7 +17,11 @@ constexpr std::size_t cost_of_exponential = 20;
 }  // namespace
 
 CpuPrimitives::CpuPrimitives(const Kernels& kernels, ThreadPool& pool)
-    : kernels_(kernels), pool_(pool), products_(kernels, pool), ranking_(pool.threads()) {}
+    : kernels_(kernels),
+      pool_(pool),
+      products_(kernels, pool),
+      ranking_(pool.threads()),
+      fetched_slots_(pool.threads()) {}
 
 CpuPrimitives::Sizes CpuPrimitives::sizes(const NetworkShape& shape, std::size_t rows,
                                           std::size_t logit_rows) {
@@ -65,6 +69,8 @@ Status CpuPrimitives::prepare(const NetworkShape& shape, std::size_t rows, std::
     const Sizes needed = sizes(shape, rows, logit_rows);
     try {
         rows_.reserve(needed.rows);
+        for (auto& list : fetched_slots_)
+            list.reserve(2 * rows + 1);
         products_.reserve(needed.packed, needed.widest_input,
                           2 * shape.experts + shape.attention_heads + 8);
         zeros_.resize(3 * shape.kda_heads * shape.kda_dim, 0.0f);
@@ -227,7 +233,7 @@ bool CpuPrimitives::mhc_turn(const MhcTurn& turn, const NetworkShape& shape) {
         const MhcWeights& next = *turn.next;
         float* const products = rows_.data() + first * width;
         kernels_.product(next.fn, 0, width, {state.row(first), state.stride, count}, products,
-                         width, products_.panel(thread));
+                         width, products_.panel(thread), nullptr);
         const Rows<float> pre(rows_.data() + rows * width, rows, S);
         for (std::size_t row = first; row < last; ++row) {
             kernels_.mhc_gates(

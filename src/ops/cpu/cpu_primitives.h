@@ -62,6 +62,10 @@ class CpuPrimitives : public Primitives {
     // few rows with a large fn, or an fn that reads its input packed.
     bool mhc_turn(const MhcTurn& turn, const NetworkShape& shape);
 
+    // The products up to the next kda_step() fetch the slots that it and the convolution will read,
+    // each thread its own share.  Changes no result.
+    void fetch_slots(const KdaSlots& slots, const RowBatch& batch, const NetworkShape& shape);
+
   private:
     // Floats of each piece of scratch.  The ranking of select_tokens comes on top: eight bytes a
     // pool and thread, as contexts grow beyond what fits the selection.
@@ -105,7 +109,8 @@ class CpuPrimitives : public Primitives {
     WorkingMemory thread_scratch_;  // one piece a thread
     std::size_t thread_stride_ = 0;
     std::vector<float> zeros_;  // what the convolution sees before position 0
-    std::vector<std::vector<std::uint64_t>> ranking_;  // one a thread
+    std::vector<std::vector<std::uint64_t>> ranking_;            // one a thread
+    std::vector<std::vector<FetchAhead::Range>> fetched_slots_;  // one list a thread
     std::vector<float> scores_;  // of one row, when its pools are split over the threads
 };
 

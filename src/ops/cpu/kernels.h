@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "core/dtype.h"
@@ -58,6 +59,44 @@ constexpr std::size_t panel_room(std::size_t k) {
     return narrow > panel_floats(k) ? narrow : panel_floats(k);
 }
 
+// Memory that the work after a product will read, for the product to bring into the second cache on
+// its way: about a line with every vector of weights.  A product computes while it waits for no
+// memory; what follows it may do nothing but wait.
+class alignas(128) FetchAhead {
+  public:
+    static constexpr std::size_t line = 64;
+    using Range = std::span<const std::byte>;
+
+    FetchAhead() = default;
+    explicit FetchAhead(std::span<const Range> ranges) : rest_(ranges) { next(); }
+
+    bool done() const { return left_ == 0; }
+    const std::byte* at() const { return at_; }
+    // `bytes` from at() have been fetched; at the end of everything at() stays in its last range.
+    void advance(std::size_t bytes) {
+        if (bytes < left_) {
+            at_ += bytes;
+            left_ -= bytes;
+        } else {
+            left_ = 0;
+            next();
+        }
+    }
+
+  private:
+    void next() {
+        while (left_ == 0 && !rest_.empty()) {
+            at_ = rest_.front().data();
+            left_ = rest_.front().size();
+            rest_ = rest_.subspan(1);
+        }
+    }
+
+    const std::byte* at_ = nullptr;
+    std::size_t left_ = 0;
+    std::span<const Range> rest_;
+};
+
 struct KdaStepHead;
 struct AttendHeads;
 struct MhcRow;
@@ -68,9 +107,11 @@ struct Kernels {
     // out[0, packed_width(k)) = in[0, k) in `layout`, each element rounded to bf16 if `round`.
     void (*pack_row)(PackedLayout layout, bool round, const float* in, std::size_t k, float* out);
 
-    // out[r * out_stride + (n - first)] = sum_k W[n][k] * x[r][k], n in [first, last).
+    // out[r * out_stride + (n - first)] = sum_k W[n][k] * x[r][k], n in [first, last).  Fetches
+    // from `ahead` on the way unless it is null.
     void (*product)(const WeightMatrix& weight, std::size_t first, std::size_t last,
-                    const PackedRows& x, float* out, std::size_t out_stride, float* panel);
+                    const PackedRows& x, float* out, std::size_t out_stride, float* panel,
+                    FetchAhead* ahead);
 
     // out[r * out_stride + (c - first_column)] = sum_i W[first_row + i][c] * x[r][i], i < count,
     // c in [first_column, last_column): the product with the transposed block.  x is natural.

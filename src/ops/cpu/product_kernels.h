@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t group = 128;
 
-// ---- tiles: W outputs of one format.  run() walks over k in vectors and hands every dequantised
-// vector to use(w, i, value), i its place in the packed input.
+// ---- tiles: W outputs of one format.  run() walks over k in vectors and hands the dequantised
+// vectors of all outputs to use(i, values), i their place in the packed input.
 
 template <class V, int W>
 struct FloatTile {
@@ -34,13 +34,18 @@ struct FloatTile {
     void run(std::size_t k, Use&& use) const {
         std::size_t i = 0;
         for (; i + V::lanes <= k; i += V::lanes) {
+            typename V::F values[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
-                use(w, i, V::load(rows[w] + i));
+                values[w] = V::load(rows[w] + i);
+            use(i, values);
         }
-        if (i < k)
+        if (i < k) {
+            typename V::F values[W];
             for (int w = 0; w < W; ++w)
-                use(w, i, load_first<V>(rows[w] + i, k - i));
+                values[w] = load_first<V>(rows[w] + i, k - i);
+            use(i, values);
+        }
     }
 };
 
@@ -54,16 +59,20 @@ struct Bf16Tile {
     void run(std::size_t k, Use&& use) const {
         std::size_t i = 0;
         for (; i + V::lanes <= k; i += V::lanes) {
+            typename V::F values[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
-                use(w, i, V::load_bf16(rows[w] + i));
+                values[w] = V::load_bf16(rows[w] + i);
+            use(i, values);
         }
         if (i < k) {
+            typename V::F values[W];
             for (int w = 0; w < W; ++w) {
                 std::uint16_t padded[V::lanes] = {};
                 std::memcpy(padded, rows[w] + i, (k - i) * sizeof(std::uint16_t));
-                use(w, i, V::load_bf16(padded));
+                values[w] = V::load_bf16(padded);
             }
+            use(i, values);
         }
     }
 };
@@ -81,27 +90,29 @@ struct Fp8Tile {
         constexpr std::size_t step = 2 * V::lanes;
         std::size_t i = 0;
         for (; i + step <= k; i += step) {
-            // All outputs at one place of k before the next place: the inputs there are loaded
-            // once.
-            F pairs[W][2];
+            F first[W], second[W];
 #pragma GCC unroll 8
-            for (int w = 0; w < W; ++w)
-                V::load_e4m3_pair(rows[w] + i, pairs[w]);
-#pragma GCC unroll 2
-            for (std::size_t half = 0; half < 2; ++half)
-#pragma GCC unroll 8
-                for (int w = 0; w < W; ++w)
-                    use(w, i + half * V::lanes, pairs[w][half]);
+            for (int w = 0; w < W; ++w) {
+                F pair[2];
+                V::load_e4m3_pair(rows[w] + i, pair);
+                first[w] = pair[0];
+                second[w] = pair[1];
+            }
+            use(i, first);
+            use(i + V::lanes, second);
         }
         if (i < k) {
+            F first[W], second[W];
             for (int w = 0; w < W; ++w) {
                 std::uint8_t padded[step] = {};
                 F pair[2];
                 std::memcpy(padded, rows[w] + i, k - i);
                 V::load_e4m3_pair(padded, pair);
-                use(w, i, pair[0]);
-                if (k - i > V::lanes) use(w, i + V::lanes, pair[1]);
+                first[w] = pair[0];
+                second[w] = pair[1];
             }
+            use(i, first);
+            if (k - i > V::lanes) use(i + V::lanes, second);
         }
     }
 };
@@ -132,11 +143,13 @@ struct NibbleTile {
                     words[w] = V::load_words(rows[w] + at);
 #pragma GCC unroll 8
                 for (std::size_t nibble = 0; nibble < 8; ++nibble) {
+                    typename V::F values[W];
 #pragma GCC unroll 8
                     for (int w = 0; w < W; ++w) {
-                        use(w, i + nibble * V::lanes, V::nibble(words[w], scale[w]));
+                        values[w] = V::nibble(words[w], scale[w]);
                         words[w] = V::next_nibble(words[w]);
                     }
+                    use(i + nibble * V::lanes, values);
                 }
             }
         }
@@ -183,10 +196,20 @@ void store_sums(float* to, const typename V::F* sums) {
     }
 }
 
-template <class V, template <class, int> class Tile, int W, int R>
+// Rows side by side: the vectors of R rows at one place of k follow each other, so that one pointer
+// reaches all of them.
+template <class V, int R>
+constexpr std::size_t beside(std::size_t row, std::size_t i) {
+    return i * R + row * V::lanes;
+}
+
+// With `Beside`, x is R rows side by side, otherwise rows `stride` apart.
+template <class V, template <class, int> class Tile, int W, int R, bool Beside, bool Fetch>
 void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t last, const float* x,
-                  std::size_t stride, float* out, std::size_t out_stride) {
+                  std::size_t stride, float* out, std::size_t out_stride, FetchAhead* ahead) {
     using F = typename V::F;
+    // Bytes fetched with one input of a tile.
+    constexpr std::size_t fetched = Fetch ? FetchAhead::line / V::lanes : 0;
     for (std::size_t n = first; n < last; n += W) {
         // At the end the last output is computed several times and stored once.
         Tile<V, W> tile;
@@ -199,12 +222,18 @@ void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t las
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
                 sums[r][w] = V::zero();
-        tile.run(weight.k, [&sums, x, stride](int w, std::size_t i, F value) {
+        const std::byte* const fetch = Fetch ? ahead->at() : nullptr;
+        tile.run(weight.k, [&sums, x, stride, fetch](std::size_t i, const F(&values)[W]) {
+            if constexpr (Fetch) __builtin_prefetch(fetch + i * fetched, 0, 2);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                sums[r][w] = V::fma(value, V::load(x + static_cast<std::size_t>(r) * stride + i),
-                                    sums[r][w]);
+            for (std::size_t r = 0; r < R; ++r) {
+                const F input = V::load(x + (Beside ? beside<V, R>(r, i) : r * stride + i));
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    sums[r][w] = V::fma(values[w], input, sums[r][w]);
+            }
         });
+        if constexpr (Fetch) ahead->advance(weight.k * fetched);
         if constexpr (W % 4 == 0) {
             if (n + W <= last) {
 #pragma GCC unroll 8
@@ -231,13 +260,20 @@ void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t las
     }
 }
 
-template <class V, template <class, int> class Tile>
+template <class V, template <class, int> class Tile, bool Beside = false>
 void product_up_to_8(std::size_t rows, const WeightMatrix& weight, std::size_t first,
                      std::size_t last, const float* x, std::size_t stride, float* out,
-                     std::size_t out_stride) {
+                     std::size_t out_stride, FetchAhead* ahead = nullptr) {
     const auto with = [&]<int R>() {
-        product_rows<V, Tile, tile_outputs<V>(R), R>(weight, first, last, x, stride, out,
-                                                     out_stride);
+        constexpr int W = tile_outputs<V>(R);
+        // Only FP8 fetches: the matrices before a recurrence are FP8 where memory is scarce.
+        if constexpr (Beside) {
+            if (ahead != nullptr && !ahead->done())
+                return product_rows<V, Tile, W, R, Beside, true>(weight, first, last, x, stride,
+                                                                 out, out_stride, ahead);
+        }
+        product_rows<V, Tile, W, R, Beside, false>(weight, first, last, x, stride, out, out_stride,
+                                                   ahead);
     };
     switch (rows) {
         case 1:
@@ -271,8 +307,9 @@ void fill_panel(const WeightMatrix& weight, std::size_t first, std::size_t last,
         if (width != weight.k) std::memset(row, 0, width * sizeof(float));
         Tile<V, 1> tile;
         tile.open(weight, 0, n);
-        tile.run(weight.k,
-                 [row](int, std::size_t i, typename V::F value) { V::store(row + i, value); });
+        tile.run(weight.k, [row](std::size_t i, const typename V::F(&value)[1]) {
+            V::store(row + i, value[0]);
+        });
     }
 }
 
@@ -303,8 +340,9 @@ void product_with_panel(const WeightMatrix& panel, const PackedRows& x, float* o
     constexpr int W = V::registers >= 32 ? 6 : 3;
     std::size_t row = 0;
     for (; row + R <= x.rows; row += R)
-        product_rows<V, FloatTile, W, R>(panel, 0, panel.n, x.data + row * x.stride, x.stride,
-                                         out + row * out_stride, out_stride);
+        product_rows<V, FloatTile, W, R, false, false>(panel, 0, panel.n, x.data + row * x.stride,
+                                                       x.stride, out + row * out_stride, out_stride,
+                                                       nullptr);
     if (row < x.rows)
         product_up_to_8<V, FloatTile>(x.rows - row, panel, 0, panel.n, x.data + row * x.stride,
                                       x.stride, out + row * out_stride, out_stride);
@@ -334,7 +372,7 @@ void product_of_format(const WeightMatrix& weight, std::size_t first, std::size_
     }
 }
 
-// x[r] times the scales of the weights' block row.
+// x[r] times the scales of the weights' block row, rows `width` apart.
 template <class V>
 void scale_rows(const float* scales, const PackedRows& x, std::size_t first, std::size_t count,
                 std::size_t width, float* out) {
@@ -350,9 +388,49 @@ void scale_rows(const float* scales, const PackedRows& x, std::size_t first, std
     }
 }
 
+// The same for up to eight rows side by side.
+template <class V>
+void scale_beside(const float* scales, const PackedRows& x, std::size_t first, std::size_t count,
+                  std::size_t width, float* out) {
+    for (std::size_t r = 0; r < count; ++r) {
+        const float* const from = x.data + (first + r) * x.stride;
+        float* to = out + r * V::lanes;
+        for (std::size_t g = 0; g * group < width; ++g) {
+            const auto scale = V::set1(scales[g] * 256.0f);
+            for (std::size_t i = g * group; i < (g + 1) * group; i += V::lanes) {
+                V::store(to, V::mul(V::load(from + i), scale));
+                to += count * V::lanes;
+            }
+        }
+    }
+}
+
+// FP8 outputs of one block of 128 for up to most_rows_in_registers rows.
+template <class V>
+void product_fp8_block(const WeightMatrix& weight, const float* scales, std::size_t first,
+                       std::size_t last, const PackedRows& x, float* out, std::size_t out_stride,
+                       float* scaled, FetchAhead* ahead) {
+    const std::size_t width = packed_width(weight.k);
+    const std::size_t half = x.rows <= 8 ? x.rows : (x.rows + 1) / 2;
+    scale_beside<V>(scales, x, 0, half, width, scaled);
+    scale_beside<V>(scales, x, half, x.rows - half, width, scaled + half * width);
+    // Two halves read the same weights: few outputs at a time.
+    const std::size_t block = half == x.rows ? last - first : panel_rows(weight.k);
+    for (std::size_t n = first; n < last; n += block) {
+        const std::size_t end = n + block < last ? n + block : last;
+        for (std::size_t row = 0; row < x.rows; row += half) {
+            const std::size_t rows = x.rows - row < half ? x.rows - row : half;
+            product_up_to_8<V, Fp8Tile, true>(rows, weight, n, end, scaled + row * width, 0,
+                                              out + row * out_stride + (n - first), out_stride,
+                                              ahead);
+        }
+    }
+}
+
 template <class V>
 void product_fp8(const WeightMatrix& weight, std::size_t first, std::size_t last,
-                 const PackedRows& x, float* out, std::size_t out_stride, float* scratch) {
+                 const PackedRows& x, float* out, std::size_t out_stride, float* scratch,
+                 FetchAhead* ahead) {
     const std::size_t width = packed_width(weight.k);
     float* const scaled = scratch;
     float* const panel = scratch + most_rows_in_registers * width;
@@ -362,9 +440,8 @@ void product_fp8(const WeightMatrix& weight, std::size_t first, std::size_t last
             (n / group + 1) * group < last ? (n / group + 1) * group : last;
         const float* const block_scales = scales + n / group * (width / group);
         if (x.rows <= most_rows_in_registers) {
-            scale_rows<V>(block_scales, x, 0, x.rows, width, scaled);
-            product_of_format<V, Fp8Tile>(weight, n, block_end, {scaled, width, x.rows},
-                                          out + (n - first), out_stride, panel);
+            product_fp8_block<V>(weight, block_scales, n, block_end, x, out + (n - first),
+                                 out_stride, scaled, ahead);
             n = block_end;
             continue;
         }
@@ -385,14 +462,14 @@ void product_fp8(const WeightMatrix& weight, std::size_t first, std::size_t last
 
 template <class V>
 void product(const WeightMatrix& weight, std::size_t first, std::size_t last, const PackedRows& x,
-             float* out, std::size_t out_stride, float* panel) {
+             float* out, std::size_t out_stride, float* panel, FetchAhead* ahead) {
     switch (weight.format) {
         case WeightFormat::f32:
             return product_of_format<V, FloatTile>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::bf16:
             return product_of_format<V, Bf16Tile>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::fp8_block:
-            return product_fp8<V>(weight, first, last, x, out, out_stride, panel);
+            return product_fp8<V>(weight, first, last, x, out, out_stride, panel, ahead);
         case WeightFormat::w4a16:
             return product_of_format<V, NibbleTile>(weight, first, last, x, out, out_stride, panel);
         case WeightFormat::nvfp4:
@@ -441,10 +518,66 @@ void pack_row(PackedLayout layout, bool round, const float* in, std::size_t k, f
 }
 
 // ---- the transposed product: y = W^T x for a block of rows of W, the sum running over them.
+//
+// The reader of a format hands out the vectors of a row of W: whole<C>(), C of them at once, and
+// part(), one with fewer than a vector's columns, padded with zeros.
 
-template <class V, int C, int R, class Load>
+template <class V>
+struct FloatColumns {
+    const float* first;  // of the first row and column
+    std::size_t k;
+    template <int C>
+    void whole(std::size_t row, std::size_t column, typename V::F (&value)[C]) const {
+#pragma GCC unroll 8
+        for (std::size_t c = 0; c < C; ++c)
+            value[c] = V::load(first + row * k + column + c * V::lanes);
+    }
+    typename V::F part(std::size_t row, std::size_t column, std::size_t count) const {
+        return load_first<V>(first + row * k + column, count);
+    }
+};
+
+template <class V>
+struct Bf16Columns {
+    const std::uint16_t* first;
+    std::size_t k;
+    template <int C>
+    void whole(std::size_t row, std::size_t column, typename V::F (&value)[C]) const {
+#pragma GCC unroll 8
+        for (std::size_t c = 0; c < C; ++c)
+            value[c] = V::load_bf16(first + row * k + column + c * V::lanes);
+    }
+    typename V::F part(std::size_t row, std::size_t column, std::size_t count) const {
+        std::uint16_t padded[V::lanes] = {};
+        std::memcpy(padded, first + row * k + column, count * sizeof(std::uint16_t));
+        return V::load_bf16(padded);
+    }
+};
+
+// Codes without their scales, as Fp8Tile.
+template <class V>
+struct Fp8Columns {
+    const std::uint8_t* first;
+    std::size_t k;
+    template <int C>
+    void whole(std::size_t row, std::size_t column, typename V::F (&value)[C]) const {
+        static_assert(C % 2 == 0);
+#pragma GCC unroll 8
+        for (std::size_t c = 0; c < C; c += 2)
+            V::load_e4m3_pair(first + row * k + column + c * V::lanes, value + c);
+    }
+    typename V::F part(std::size_t row, std::size_t column, std::size_t count) const {
+        std::uint8_t padded[16] = {};
+        std::memcpy(padded, first + row * k + column, count);
+        return V::load_e4m3(padded);
+    }
+};
+
+// Columns [column, column + C vectors), of which `columns` exist, for R rows of x.
+template <class V, int C, int R, class Columns>
 void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row, std::size_t column,
-                        std::size_t columns, Load&& load, float* out, std::size_t out_stride) {
+                        std::size_t columns, const Columns& weight, float* out,
+                        std::size_t out_stride) {
     using F = typename V::F;
     F sums[C][R];
 #pragma GCC unroll 8
@@ -453,11 +586,7 @@ void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row,
         for (int r = 0; r < R; ++r)
             sums[c][r] = V::zero();
     const float* const rows = x.data + row * x.stride;
-    for (std::size_t i = 0; i < count; ++i) {
-        F value[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c)
-            value[c] = load(i, c);
+    const auto add = [&](std::size_t i, const F(&value)[C]) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F factor = V::set1(rows[static_cast<std::size_t>(r) * x.stride + i]);
@@ -465,11 +594,28 @@ void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row,
             for (int c = 0; c < C; ++c)
                 sums[c][r] = V::fma(factor, value[c], sums[c][r]);
         }
+    };
+    F value[C];
+    if (columns >= C * V::lanes) {
+        for (std::size_t i = 0; i < count; ++i) {
+            weight.whole(i, column, value);
+            add(i, value);
+        }
+    } else {
+        for (std::size_t i = 0; i < count; ++i) {
+            for (std::size_t c = 0; c < C; ++c) {
+                const std::size_t at = c * V::lanes;
+                const std::size_t left = columns > at ? columns - at : 0;
+                value[c] = weight.part(i, left != 0 ? column + at : column,
+                                       left < V::lanes ? left : V::lanes);
+            }
+            add(i, value);
+        }
     }
-    for (int r = 0; r < R; ++r) {
-        float* to = out + (row + static_cast<std::size_t>(r)) * out_stride + column;
-        for (int c = 0; c < C; ++c) {
-            const std::size_t at = static_cast<std::size_t>(c) * V::lanes;
+    for (std::size_t r = 0; r < R; ++r) {
+        float* const to = out + (row + r) * out_stride + column;
+        for (std::size_t c = 0; c < C; ++c) {
+            const std::size_t at = c * V::lanes;
             if (at >= columns) break;
             if (columns - at >= V::lanes)
                 V::store(to + at, sums[c][r]);
@@ -479,21 +625,14 @@ void transposed_columns(std::size_t count, const PackedRows& x, std::size_t row,
     }
 }
 
-// load(i, c): the c-th vector of row i; it pads what lies behind the last column.
-template <class V, class LoadAt>
-void transposed_walk(std::size_t count, std::size_t columns, const PackedRows& x, float* out,
-                     std::size_t out_stride, LoadAt&& load_at) {
+template <class V, class Columns>
+void transposed_walk(std::size_t count, std::size_t columns, const PackedRows& x,
+                     const Columns& weight, float* out, std::size_t out_stride) {
     const auto rows = [&]<int C, int R>(std::size_t row) {
         constexpr std::size_t block = C * V::lanes;
         for (std::size_t column = 0; column < columns; column += block) {
             const std::size_t here = columns - column < block ? columns - column : block;
-            const auto load = [&](std::size_t i, int c) {
-                const std::size_t at = column + static_cast<std::size_t>(c) * V::lanes;
-                return at < columns
-                           ? load_at(i, at, columns - at < V::lanes ? columns - at : V::lanes)
-                           : V::zero();
-            };
-            transposed_columns<V, C, R>(count, x, row, column, here, load, out, out_stride);
+            transposed_columns<V, C, R>(count, x, row, column, here, weight, out, out_stride);
         }
     };
     // A weight is dequantised once for all the rows of a tile.
@@ -523,18 +662,21 @@ void transposed_fp8(const WeightMatrix& weight, std::size_t first_row, std::size
         const std::size_t rows = x.rows - row < at_once ? x.rows - row : at_once;
         for (std::size_t r = 0; r < rows; ++r) {
             const float* const from = x.data + (row + r) * x.stride;
-            for (std::size_t i = 0; i < count; ++i)
-                scaled[r * count + i] =
-                    from[i] * (scales[(first_row + i) / group * blocks] * 256.0f);
+            float* const to = scaled + r * count;
+            for (std::size_t i = 0; i < count;) {
+                const std::size_t block = (first_row + i) / group;
+                const std::size_t left = (block + 1) * group - (first_row + i);
+                const std::size_t end = left < count - i ? i + left : count;
+                // 256: load_e4m3 hands out codes times 2^-8.
+                const auto scale = V::set1(scales[block * blocks] * 256.0f);
+                for_each_vector<V>(end - i, [&](std::size_t at, auto load, auto store) {
+                    store(to + i + at, V::mul(load(from + i + at), scale));
+                });
+                i = end;
+            }
         }
-        transposed_walk<V>(count, columns, {scaled, count, rows}, out + row * out_stride,
-                           out_stride, [=](std::size_t i, std::size_t at, std::size_t left) {
-                               const std::uint8_t* from = codes + i * weight.k + at;
-                               if (left == V::lanes) return V::load_e4m3(from);
-                               std::uint8_t padded[16] = {};
-                               std::memcpy(padded, from, left);
-                               return V::load_e4m3(padded);
-                           });
+        transposed_walk<V>(count, columns, {scaled, count, rows}, Fp8Columns<V>{codes, weight.k},
+                           out + row * out_stride, out_stride);
     }
 }
 
@@ -546,24 +688,14 @@ void product_transposed(const WeightMatrix& weight, std::size_t first_row, std::
     const std::size_t columns = last_column - first_column;
     switch (weight.format) {
         case WeightFormat::f32: {
-            const float* rows = static_cast<const float*>(weight.data) + first_row * k;
-            transposed_walk<V>(count, columns, x, out, out_stride,
-                               [=](std::size_t i, std::size_t at, std::size_t left) {
-                                   return load_up_to<V>(rows + i * k + first_column + at, left);
-                               });
-            return;
+            const float* const rows = static_cast<const float*>(weight.data) + first_row * k;
+            return transposed_walk<V>(count, columns, x, FloatColumns<V>{rows + first_column, k},
+                                      out, out_stride);
         }
         case WeightFormat::bf16: {
-            const auto* rows = static_cast<const std::uint16_t*>(weight.data) + first_row * k;
-            transposed_walk<V>(count, columns, x, out, out_stride,
-                               [=](std::size_t i, std::size_t at, std::size_t left) {
-                                   const std::uint16_t* from = rows + i * k + first_column + at;
-                                   if (left == V::lanes) return V::load_bf16(from);
-                                   std::uint16_t padded[V::lanes] = {};
-                                   std::memcpy(padded, from, left * sizeof(std::uint16_t));
-                                   return V::load_bf16(padded);
-                               });
-            return;
+            const auto* const rows = static_cast<const std::uint16_t*>(weight.data) + first_row * k;
+            return transposed_walk<V>(count, columns, x, Bf16Columns<V>{rows + first_column, k},
+                                      out, out_stride);
         }
         case WeightFormat::fp8_block:
             // A column block meets one scale a block of rows only if it lies in one block itself.

@@ -126,6 +126,11 @@ void ProductSet::reserve_panels(std::size_t k) {
     panels_.reserve(pool_.threads() * floats);
 }
 
+void ProductSet::fetch_ahead(std::span<const std::span<const FetchAhead::Range>> ranges) {
+    for (std::size_t thread = 0; thread < ahead_.size(); ++thread)
+        ahead_[thread] = thread < ranges.size() ? FetchAhead(ranges[thread]) : FetchAhead();
+}
+
 void ProductSet::run() {
     std::size_t work = 0;
     std::size_t widest = 0;
@@ -138,11 +143,13 @@ void ProductSet::run() {
 
     const auto compute = [this](const Product& product, std::size_t first, std::size_t last,
                                 std::size_t thread) {
-        const auto kernel = product.numeric_class == NumericClass::prefill
-                                ? kernels_.product_prefill
-                                : kernels_.product;
-        kernel(product.weight, first, last, product.input, product.output + (first - product.first),
-               product.output_stride, panel(thread));
+        float* const output = product.output + (first - product.first);
+        if (product.numeric_class == NumericClass::prefill)
+            kernels_.product_prefill(product.weight, first, last, product.input, output,
+                                     product.output_stride, panel(thread));
+        else
+            kernels_.product(product.weight, first, last, product.input, output,
+                             product.output_stride, panel(thread), &ahead_[thread]);
     };
     if (work < worth_a_region || pool_.threads() == 1) {
         for (const Product& product : products_)

@@ -33,7 +33,8 @@ inline PackedLayout layout_for(WeightFormat format, NumericClass numeric_class) 
 
 class ProductSet {
   public:
-    ProductSet(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+    ProductSet(const Kernels& kernels, ThreadPool& pool)
+        : kernels_(kernels), pool_(pool), ahead_(pool.threads()) {}
 
     // The products of a set of Linear.
     void run(std::span<const Linear> ops);
@@ -51,6 +52,10 @@ class ProductSet {
                             bool round);
     void add(const Product& product) { products_.push_back(product); }
     void run();
+
+    // What each thread's products fetch from now on (one list a thread, valid until the next call);
+    // none: nothing.
+    void fetch_ahead(std::span<const std::span<const FetchAhead::Range>> ranges);
 
     // Room for sets of at most `products`, with packed inputs of `packed_floats` together, the
     // widest of width k.
@@ -92,6 +97,7 @@ class ProductSet {
     std::vector<Gathering> gatherings_;
     std::vector<Piece> pieces_;
     GrowingBlocks packed_;
+    std::vector<FetchAhead> ahead_;  // one a thread
     WorkingMemory panels_;
     std::size_t panel_stride_ = 0;
 };
