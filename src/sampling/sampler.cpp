@@ -1,9 +1,9 @@
 #include "sampling/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -21,47 +21,86 @@ bool before(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : to_int(a.id) < to_int(b.id);
 }
 
-// A broken network must end the request by name, never hand out a token.
-Status check_row(std::span<const float> logits, Position position) {
-    // Written as sums over bits, which compilers turn into vectors; exponents of all ones are
-    // infinities and NaN.
-    const float first = logits.front();
-    std::uint32_t not_finite = 0;
-    std::uint32_t different = 0;
-    for (const float logit : logits) {
-        const auto exponent = std::bit_cast<std::uint32_t>(logit) & 0x7f800000u;
-        not_finite |= exponent == 0x7f800000u ? 1u : 0u;
-        different |= logit != first ? 1u : 0u;
+// What one pass over a row of logits tells, in vectors of four whatever processor it is.
+struct RowSummary {
+    float largest = 0, smallest = 0;
+    bool finite = true;
+};
+
+RowSummary summarise(std::span<const float> logits) {
+    using Four = float __attribute__((vector_size(16)));
+    constexpr std::size_t chains = 4;
+    constexpr std::size_t block = chains * 4;
+    RowSummary row{logits.front(), logits.front(), true};
+    // 0 times a number is 0; times an infinity or NaN it is NaN, and stays it in a sum.
+    float faults = 0;
+    const auto add = [&](float logit) {
+        row.largest = logit > row.largest ? logit : row.largest;
+        row.smallest = logit < row.smallest ? logit : row.smallest;
+        faults += logit * 0.0f;
+    };
+    Four largest[chains], smallest[chains], fault[chains];
+    for (std::size_t c = 0; c < chains; ++c) {
+        largest[c] = smallest[c] = Four{} + logits.front();
+        fault[c] = Four{};
     }
+    std::size_t i = 0;
+    for (; i + block <= logits.size(); i += block) {
+#pragma GCC unroll 4
+        for (std::size_t c = 0; c < chains; ++c) {
+            Four x;
+            std::memcpy(&x, logits.data() + i + 4 * c, sizeof(x));
+            largest[c] = x > largest[c] ? x : largest[c];
+            smallest[c] = x < smallest[c] ? x : smallest[c];
+            fault[c] += x * 0.0f;
+        }
+    }
+    for (std::size_t c = 0; c < chains; ++c) {
+        for (std::size_t lane = 0; lane < 4; ++lane) {
+            add(largest[c][lane]);
+            add(smallest[c][lane]);
+            faults += fault[c][lane];
+        }
+    }
+    for (; i < logits.size(); ++i) {
+        add(logits[i]);
+    }
+    row.finite = faults == 0.0f;
+    return row;
+}
+
+// A broken network must end the request by name, never hand out a token.
+Status check_row(const RowSummary& row, std::size_t vocabulary, Position position) {
     const auto fault = [position](const char* what) {
         return Error(ErrorCode::internal,
                      "numerical_fault: the logits at position " + std::to_string(position) + what +
                          "; the weights or the state of this request are broken",
                      reasons::numerical_fault);
     };
-    if (not_finite != 0) {
+    if (!row.finite) {
         return fault(" are not all finite");
     }
-    if (different == 0 && logits.size() > 1) {
+    if (row.largest == row.smallest && vocabulary > 1) {
         return fault(" are all equal");
     }
     return {};
 }
 
-// The first of the largest finite logits.  Integers that order as the floats do, both zeros alike,
-// are what compilers find a maximum of with vectors.
-std::size_t first_largest(std::span<const float> logits) {
-    const auto key = [](float logit) {
-        const auto bits = std::bit_cast<std::int32_t>(logit + 0.0f);
-        return bits ^ (bits >> 31 & 0x7fffffff);
-    };
-    std::int32_t largest = std::numeric_limits<std::int32_t>::min();
-    for (const float logit : logits) {
-        largest = std::max(largest, key(logit));
+// The first of the logits that equal the largest; both zeros are alike.
+std::size_t first_of(std::span<const float> logits, float largest) {
+    constexpr std::size_t block = 64;
+    std::size_t i = 0;
+    for (; i + block <= logits.size(); i += block) {
+        unsigned found = 0;
+        for (std::size_t j = 0; j < block; ++j) {
+            found |= logits[i + j] == largest ? 1u : 0u;
+        }
+        if (found != 0) {
+            break;
+        }
     }
-    const auto found = std::find_if(logits.begin(), logits.end(),
-                                    [&](float logit) { return key(logit) == largest; });
-    return static_cast<std::size_t>(found - logits.begin());
+    const auto first = logits.begin() + static_cast<std::ptrdiff_t>(i);
+    return static_cast<std::size_t>(std::find(first, logits.end(), largest) - logits.begin());
 }
 
 bool contains(std::span<const TokenId> list, TokenId token) {
@@ -105,7 +144,7 @@ void Sampler::penalise(const SamplingRow& row) {
 
 Result<std::span<const Candidate>> Sampler::candidates(const SamplingRow& row) {
     assert(row.logits.size() == logits_.size());
-    PERCHERON_TRY(check_row(row.logits, row.position));
+    PERCHERON_TRY(check_row(summarise(row.logits), row.logits.size(), row.position));
     std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
     penalise(row);
 
@@ -198,11 +237,12 @@ Result<TokenId> Sampler::choose(const SamplingRow& row) {
 
 // The argmax without a list of candidates, straight from the logits if nothing changes them.
 Result<TokenId> Sampler::choose_greedily(const SamplingRow& row) {
-    PERCHERON_TRY(check_row(row.logits, row.position));
+    const RowSummary summary = summarise(row.logits);
+    PERCHERON_TRY(check_row(summary, row.logits.size(), row.position));
     const SamplingParameters& parameters = *row.parameters;
     if (row.allowed.empty() && parameters.logit_bias.empty() &&
         (row.counts == nullptr || !uses_counts(parameters))) {
-        const auto best = TokenId(static_cast<int>(first_largest(row.logits)));
+        const auto best = TokenId(static_cast<int>(first_of(row.logits, summary.largest)));
         if (!contains(row.banned, best) && !contains(row.masked, best)) {
             return best;
         }

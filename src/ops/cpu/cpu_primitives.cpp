@@ -14,6 +14,25 @@ std::size_t vector_cost(std::size_t n, std::size_t each) {
 
 constexpr std::size_t cost_of_exponential = 20;
 
+// The `chosen` largest of scores + bias in descending order, ties to the lower index, in one pass.
+// values: room for `chosen` floats.
+void choose_experts(const float* scores, const float* bias, std::size_t experts, std::size_t chosen,
+                    std::uint32_t* choice, float* values) {
+    std::size_t count = 0;
+    for (std::size_t expert = 0; expert < experts; ++expert) {
+        const float score = scores[expert] + bias[expert];
+        if (count == chosen && !(score > values[count - 1])) continue;
+        if (count < chosen) ++count;
+        std::size_t place = count - 1;
+        for (; place > 0 && score > values[place - 1]; --place) {
+            values[place] = values[place - 1];
+            choice[place] = choice[place - 1];
+        }
+        values[place] = score;
+        choice[place] = static_cast<std::uint32_t>(expert);
+    }
+}
+
 }  // namespace
 
 CpuPrimitives::CpuPrimitives(const Kernels& kernels, ThreadPool& pool)
@@ -158,11 +177,19 @@ void CpuPrimitives::mhc_gates(const MhcGateComputation& op) {
               [&](std::size_t first, std::size_t last, std::size_t) {
                   for (std::size_t row = first; row < last; ++row) {
                       const float* const state = op.state.row(row);
-                      kernels_.mhc_gates(
-                          {op.streams, op.iterations, op.rms_eps, op.mhc_eps,
-                           kernels_.sum_of_squares(state, op.fn.k) / static_cast<float>(op.fn.k),
-                           rows_.data() + row * width, op.base, op.scale, op.pre.row(row),
-                           op.post.row(row), op.comb.row(row)});
+                      const MhcRow gates{
+                          op.streams,
+                          op.iterations,
+                          op.rms_eps,
+                          op.mhc_eps,
+                          kernels_.sum_of_squares(state, op.fn.k) / static_cast<float>(op.fn.k),
+                          rows_.data() + row * width,
+                          op.base,
+                          op.scale,
+                          op.pre.row(row),
+                          op.post.row(row),
+                          op.comb.row(row)};
+                      kernels_.mhc_gates({&gates, 1});
                   }
               });
 }
@@ -235,14 +262,24 @@ bool CpuPrimitives::mhc_turn(const MhcTurn& turn, const NetworkShape& shape) {
         kernels_.product(next.fn, 0, width, {state.row(first), state.stride, count}, products,
                          width, products_.panel(thread), nullptr);
         const Rows<float> pre(rows_.data() + rows * width, rows, S);
+        MhcRow gates[block];
         for (std::size_t row = first; row < last; ++row) {
-            kernels_.mhc_gates(
-                {S, shape.sinkhorn_iterations, shape.rms_eps, shape.mhc_eps,
-                 kernels_.sum_of_squares(state.row(row), next.fn.k) / static_cast<float>(next.fn.k),
-                 rows_.data() + row * width, next.base, next.scale, pre.row(row),
-                 matrix(turn.gates.post).row(row), matrix(turn.gates.comb).row(row)});
-            mhc_collapse_row({S, state, pre, next.norm, shape.rms_eps, matrix(turn.normed)}, row);
+            const float squares = kernels_.sum_of_squares(state.row(row), next.fn.k);
+            gates[row - first] = {S,
+                                  shape.sinkhorn_iterations,
+                                  shape.rms_eps,
+                                  shape.mhc_eps,
+                                  squares / static_cast<float>(next.fn.k),
+                                  rows_.data() + row * width,
+                                  next.base,
+                                  next.scale,
+                                  pre.row(row),
+                                  matrix(turn.gates.post).row(row),
+                                  matrix(turn.gates.comb).row(row)};
         }
+        kernels_.mhc_gates({gates, count});
+        for (std::size_t row = first; row < last; ++row)
+            mhc_collapse_row({S, state, pre, next.norm, shape.rms_eps, matrix(turn.normed)}, row);
     };
     // A thread's share of the rows, but no more than a product reads its weights for.
     const std::size_t share = (rows + pool_.threads() - 1) / pool_.threads();
@@ -271,20 +308,11 @@ void CpuPrimitives::router(const Router& op) {
                       kernels_.sigmoid(scores, experts, scores);
                       std::uint32_t* const choice = op.experts.row(row);
                       float* const weights = op.weights.row(row);
+                      choose_experts(scores, op.bias, experts, chosen, choice, weights);
                       float sum = 0;
                       for (std::size_t j = 0; j < chosen; ++j) {
-                          std::size_t best = experts;
-                          float best_score = 0;
-                          for (std::size_t e = 0; e < experts; ++e) {
-                              const float score = scores[e] + op.bias[e];
-                              if (best < experts && !(score > best_score)) continue;
-                              if (std::find(choice, choice + j, e) != choice + j) continue;
-                              best = e;
-                              best_score = score;
-                          }
-                          choice[j] = static_cast<std::uint32_t>(best);
-                          weights[j] = scores[best];
-                          sum += scores[best];
+                          weights[j] = scores[choice[j]];
+                          sum += weights[j];
                       }
                       const float scale = op.normalise ? op.scale / (sum + 1e-20f) : op.scale;
                       for (std::size_t j = 0; j < chosen; ++j)

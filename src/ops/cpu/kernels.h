@@ -169,8 +169,9 @@ struct Kernels {
                        std::size_t n, float* state);
     // sum of squares of n floats.
     float (*sum_of_squares)(const float* in, std::size_t n);
-    // The gates of one row (ops/mhc.h) from the product fn f.
-    void (*mhc_gates)(const MhcRow& row);
+    // The gates of rows (ops/mhc.h), alike but for their pointers and mean squares, from the
+    // product fn f.
+    void (*mhc_gates)(std::span<const MhcRow> rows);
     // out = sum_i pre_i X_i
     void (*mhc_mix)(const float* state, const float* pre, std::size_t streams, std::size_t n,
                     float* out);

@@ -170,19 +170,35 @@ inline void scale_columns(Four (&m)[4], float eps) {
         row *= factor;
 }
 
-// The 4 x 4 matrix C of ops/mhc.h: columns, then rows and columns in turn.  Rows are scaled as the
-// columns of the transpose; one reciprocal a sum instead of four divisions.
-inline void balance4(float* comb, std::size_t iterations, float eps) {
-    Four m[4];
-    std::memcpy(m, comb, sizeof(m));
-    scale_columns(m, eps);
+// The 4 x 4 matrices C of ops/mhc.h of K rows: columns, then rows and columns in turn.  Rows are
+// scaled as the columns of the transpose; one reciprocal a sum instead of four divisions.  Each
+// matrix is one long chain of operations, so several at once take little longer than one.
+template <std::size_t K>
+void balance4(const MhcRow* rows) {
+    const std::size_t iterations = rows[0].iterations;
+    const float eps = rows[0].eps;
+    Four m[K][4];
+    for (std::size_t row = 0; row < K; ++row)
+        std::memcpy(m[row], rows[row].comb, sizeof(m[row]));
+    const auto scale = [&m, eps] {
+#pragma GCC unroll 4
+        for (std::size_t row = 0; row < K; ++row)
+            scale_columns(m[row], eps);
+    };
+    const auto turn = [&m] {
+#pragma GCC unroll 4
+        for (std::size_t row = 0; row < K; ++row)
+            transpose(m[row]);
+    };
+    scale();
     for (std::size_t i = 1; i < iterations; ++i) {
-        transpose(m);
-        scale_columns(m, eps);
-        transpose(m);
-        scale_columns(m, eps);
+        turn();
+        scale();
+        turn();
+        scale();
     }
-    std::memcpy(comb, m, sizeof(m));
+    for (std::size_t row = 0; row < K; ++row)
+        std::memcpy(rows[row].comb, m[row], sizeof(m[row]));
 }
 
 inline void balance(float* comb, std::size_t n, std::size_t iterations, float eps) {
@@ -202,8 +218,9 @@ inline void balance(float* comb, std::size_t n, std::size_t iterations, float ep
     }
 }
 
+// All of a row's gates, comb not yet balanced.
 template <class V>
-void mhc_gates(const MhcRow& row) {
+void mhc_gates_of(const MhcRow& row) {
     const std::size_t S = row.streams;
     float values[most_streams * (2 + most_streams) + V::lanes] = {};
     const float r = 1.0f / square_root(row.mean_square + row.rms_eps);
@@ -233,10 +250,22 @@ void mhc_gates(const MhcRow& row) {
         for (std::size_t b = 0; b < S; ++b)
             row.comb[a * S + b] = comb[a * S + b] / sum + row.eps;
     }
-    if (S == 4)
-        balance4(row.comb, row.iterations, row.eps);
-    else
-        balance(row.comb, S, row.iterations, row.eps);
+}
+
+template <class V>
+void mhc_gates(std::span<const MhcRow> rows) {
+    for (const MhcRow& row : rows)
+        mhc_gates_of<V>(row);
+    const MhcRow* const first = rows.data();
+    std::size_t row = 0;
+    if (!rows.empty() && first->streams == 4) {
+        for (; row + 4 <= rows.size(); row += 4)
+            balance4<4>(first + row);
+        for (; row < rows.size(); ++row)
+            balance4<1>(first + row);
+    }
+    for (; row < rows.size(); ++row)
+        balance(first[row].comb, first[row].streams, first[row].iterations, first[row].eps);
 }
 
 // Gates are spread over vectors once; the loops over four streams unroll.
