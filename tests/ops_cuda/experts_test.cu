@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <set>
 
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/router.h"
@@ -145,8 +146,9 @@ std::vector<double> product(const StoredMatrix& matrix, const std::vector<float>
 KERNEL_TEST(router_against_the_reference) {
     Random random(41);
     for (const RouterCase& c :
-         {RouterCase{1, 4096, 288, 8}, RouterCase{3, 384, 16, 4}, RouterCase{64, 512, 288, 8},
-          RouterCase{512, 256, 288, 8}, RouterCase{7, 4096, 500, 16}, RouterCase{40, 128, 33, 1}})
+         {RouterCase{1, 4096, 288, 8}, RouterCase{3, 384, 16, 4}, RouterCase{8, 256, 12, 9},
+          RouterCase{8, 256, 300, 16}, RouterCase{64, 512, 288, 8}, RouterCase{512, 256, 288, 8},
+          RouterCase{7, 4096, 500, 16}, RouterCase{40, 128, 33, 1}})
         check_router(c, random);
 }
 
@@ -198,12 +200,15 @@ KERNEL_TEST(experts_of_every_format) {
         struct Output {
             std::vector<std::uint32_t> experts;
             std::vector<float> weights, y;
+            std::int32_t touched;
         };
         const auto run = [&](std::size_t first, std::size_t count) {
             OnDevice<float> logits(count * ops::cuda::row_parts * experts),
                 pair_output(count * chosen * hidden), y(count * hidden);
             OnDevice<__nv_bfloat16> inside(count * chosen * inner);
             const ChoiceMemory choice(count * chosen);
+            OnDevice<std::int32_t> touched(1);
+            touched.poison();
             pair_output.poison();
             inside.poison();
             y.poison();
@@ -218,6 +223,7 @@ KERNEL_TEST(experts_of_every_format) {
             routing.scale = 2.5f;
             routing.logits = logits.data();
             routing.choice = choice.view();
+            routing.choice.touched = touched.data();
             CHECK_OK(ops::cuda::route(routing, {}));
             ops::cuda::ExpertProduct product;
             product.format = format;
@@ -244,6 +250,7 @@ KERNEL_TEST(experts_of_every_format) {
             product.pairs_per_row = 1;
             product.y = pair_output.data();
             product.y_stride = hidden;
+            product.choice_is_older = true;
             CHECK_OK(ops::cuda::expert_gemm(product, choice.view(), 10.0f, {}));
             const ops::cuda::ExpertSum sum{static_cast<int>(count),
                                            hidden,
@@ -251,7 +258,8 @@ KERNEL_TEST(experts_of_every_format) {
                                            shared_memory.data() + first * hidden,
                                            y.data()};
             CHECK_OK(ops::cuda::sum_experts(sum, {}));
-            return Output{choice.experts.download(), choice.weights.download(), y.download()};
+            return Output{choice.experts.download(), choice.weights.download(), y.download(),
+                          touched.download()[0]};
         };
         const Output whole = run(0, rows);
         for (std::size_t row : {std::size_t{0}, std::size_t{7}, rows - 1}) {
@@ -287,12 +295,23 @@ KERNEL_TEST(experts_of_every_format) {
                        static_cast<std::ptrdiff_t>(rows),
                    "the first expert was to be chosen by all");
         for (const auto& [first, count] :
-             {std::pair<std::size_t, std::size_t>{0, 1}, {5, 3}, {11, 9}, {30, 10}}) {
+             {std::pair<std::size_t, std::size_t>{0, 1}, {5, 3}, {8, 8}, {11, 9}, {30, 10}}) {
             const Output some = run(first, count);
             CHECK_THAT(std::memcmp(some.y.data(), whole.y.data() + first * hidden,
                                    count * hidden * 4) == 0,
                        "%s: rows %zu.. change their bits without neighbours",
                        std::string(name_of(format)).c_str(), first);
+            // Few rows are chosen and grouped by a kernel of their own.
+            const auto from = whole.experts.begin() + first * chosen;
+            CHECK_THAT(std::equal(some.experts.begin(), some.experts.end(), from),
+                       "rows %zu..: other experts", first);
+            CHECK_THAT(std::memcmp(some.weights.data(), whole.weights.data() + first * chosen,
+                                   count * chosen * 4) == 0,
+                       "rows %zu..: other weights", first);
+            const std::set<std::uint32_t> distinct(from, from + count * chosen);
+            CHECK_THAT(some.touched == static_cast<std::int32_t>(distinct.size()),
+                       "rows %zu..: %d experts touched, not %zu", first, some.touched,
+                       distinct.size());
         }
         CHECK_THAT(pairs == whole.weights.size(), "wrong number of pairs");
     }

@@ -1,3 +1,4 @@
+#include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/kda_step.h"
 #include "ops/reference/reference_primitives.h"
 #include "ops_cuda/check.h"
@@ -41,14 +42,44 @@ struct SlotMemory {
     }
 };
 
-// One step's inputs, row-major, and its outputs.
+// The matrices whose products are decay and gate.
+struct GateMatrices {
+    StoredMatrix decay, gate;
+    PackedOnDevice packed_decay, packed_gate;
+    explicit GateMatrices(Random& random)
+        : decay(ops::WeightFormat::bf16, channels, dim, random),
+          gate(ops::WeightFormat::bf16, channels, dim, random),
+          packed_decay(decay),
+          packed_gate(gate) {}
+};
+
+// One step's inputs, row-major.
 struct Inputs {
     std::vector<float> projections, beta, decay, gate;
+    std::vector<__nv_bfloat16> decay_rank, gate_rank;  // with GateMatrices, what the two come from
     Inputs(Random& random, std::size_t rows)
         : projections(normals(random, rows * 3 * channels)),
           beta(normals(random, rows * heads)),
           decay(normals(random, rows * channels, 2.0f)),
           gate(normals(random, rows * channels)) {}
+    Inputs(Random& random, std::size_t rows, const GateMatrices& matrices) : Inputs(random, rows) {
+        decay_rank = as_bf16(normals(random, rows * dim, 2.0f));
+        gate_rank = as_bf16(normals(random, rows * dim));
+        decay = expanded(matrices.packed_decay.view(), decay_rank);
+        gate = expanded(matrices.packed_gate.view(), gate_rank);
+    }
+
+  private:
+    static std::vector<float> expanded(const ops::cuda::PackedMatrix& weight,
+                                       const std::vector<__nv_bfloat16>& rank) {
+        const std::size_t rows = rank.size() / dim;
+        const OnDevice<__nv_bfloat16> x(rank);
+        OnDevice<float> y(rows * channels);
+        y.poison();
+        const ops::cuda::FewRowProduct one{weight, {}, x.data(), dim, y.data(), channels, false};
+        CHECK_OK(ops::cuda::few_row_gemm({&one, 1}, static_cast<int>(rows), 10.0f, {}));
+        return y.download();
+    }
 };
 
 class DeviceSlots {
@@ -71,7 +102,8 @@ class DeviceSlots {
 std::vector<__nv_bfloat16> run_on_device(const Weights& weights, const DeviceSlots& memory,
                                          const Inputs& inputs,
                                          const std::vector<ops::cuda::DeviceSequence>& sequences,
-                                         std::size_t rows) {
+                                         std::size_t rows, const GateMatrices* in_place = nullptr) {
+    const OnDevice<__nv_bfloat16> decay_rank(inputs.decay_rank), gate_rank(inputs.gate_rank);
     const OnDevice<float> projections(inputs.projections), beta(inputs.beta), decay(inputs.decay),
         gate(inputs.gate), conv(weights.conv), a_log(weights.a_log), dt_bias(weights.dt_bias),
         out_norm(weights.out_norm);
@@ -84,10 +116,17 @@ std::vector<__nv_bfloat16> run_on_device(const Weights& weights, const DeviceSlo
     step.projection_stride = 3 * channels;
     step.beta = beta.data();
     step.beta_stride = heads;
-    step.decay = decay.data();
-    step.decay_stride = channels;
-    step.gate = gate.data();
-    step.gate_stride = channels;
+    if (in_place != nullptr) {
+        step.decay_rank = decay_rank.data();
+        step.gate_rank = gate_rank.data();
+        step.decay_weight = in_place->packed_decay.view();
+        step.gate_weight = in_place->packed_gate.view();
+    } else {
+        step.decay = decay.data();
+        step.decay_stride = channels;
+        step.gate = gate.data();
+        step.gate_stride = channels;
+    }
     step.conv = conv.data();
     step.a_log = a_log.data();
     step.dt_bias = dt_bias.data();
@@ -275,5 +314,36 @@ KERNEL_TEST(kda_step_bits_do_not_depend_on_commits_folds_or_neighbours) {
         const std::size_t from = slot * heads * dim * dim;
         CHECK_THAT(std::memcmp(a.data() + from, b.data() + from, heads * dim * dim * 4) == 0,
                    "round %d: states differ", round);
+    }
+}
+
+// Steps with folded, verified and committed rows, of which some cross a chunk of eight tokens.
+KERNEL_TEST(kda_step_expands_its_gates_to_the_same_bits) {
+    Random random(13);
+    const Weights weights(random);
+    const GateMatrices matrices(random);
+    for (int round = 0; round < 12; ++round) {
+        std::vector<ops::cuda::DeviceSequence> sequences;
+        std::uint32_t rows = 0;
+        for (std::uint32_t slot = 0; slot < slots; ++slot) {
+            if (round > 0 && random.below(3) == 0) continue;
+            const auto count = 1 + static_cast<std::uint32_t>(random.below(round % 2 ? 3 : 14));
+            const auto folded = static_cast<std::uint32_t>(random.below(10));
+            const auto state = 1 + static_cast<std::uint32_t>(random.below(400));
+            sequences.push_back({rows, count, state + folded, state,
+                                 static_cast<std::uint32_t>(random.below(count + 1)), slot, 0});
+            rows += count;
+        }
+        if (sequences.empty()) continue;
+        const SlotMemory memory(random);
+        const Inputs inputs(random, rows, matrices);
+        const DeviceSlots plain(memory), in_place(memory);
+        const auto expected = run_on_device(weights, plain, inputs, sequences, rows);
+        const auto got = run_on_device(weights, in_place, inputs, sequences, rows, &matrices);
+        CHECK_THAT(std::memcmp(got.data(), expected.data(), got.size() * 2) == 0,
+                   "round %d: outputs differ", round);
+        CHECK_THAT(in_place.state() == plain.state(), "round %d: states differ", round);
+        CHECK_THAT(in_place.kept() == plain.kept(), "round %d: kept rows differ", round);
+        CHECK_THAT(in_place.conv() == plain.conv(), "round %d: history differs", round);
     }
 }

@@ -175,13 +175,23 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         product(packed_view(weights.beta), in, stride, raw + 3 * width, s.stride),
     };
     multiply(projections, rows);
-    const FewRowProduct expansions[] = {
-        product(packed_view(weights.f_b), s.decay_rank, dim, s.decay, width),
-        product(packed_view(weights.g_b), s.gate_rank, dim, s.gate, width),
-    };
-    multiply(expansions, rows);
 
     KdaStep step;
+    const PackedMatrix decay_weight = packed_view(weights.f_b);
+    const PackedMatrix gate_weight = packed_view(weights.g_b);
+    const int sequences = batch_.view().sequence_count;
+    if (gates_in_place(heads, sequences, decay_weight, gate_weight, context_)) {
+        step.decay_rank = s.decay_rank;
+        step.gate_rank = s.gate_rank;
+        step.decay_weight = decay_weight;
+        step.gate_weight = gate_weight;
+    } else {
+        const FewRowProduct expansions[] = {
+            product(decay_weight, s.decay_rank, dim, s.decay, width),
+            product(gate_weight, s.gate_rank, dim, s.gate, width),
+        };
+        multiply(expansions, rows);
+    }
     step.heads = heads;
     step.projections = raw;
     step.projection_stride = s.stride;
@@ -199,7 +209,7 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
     step.norm_eps = shape_.rms_eps;
     step.slots = slots;
     step.sequences = batch_.view().sequences;
-    step.sequence_count = batch_.view().sequence_count;
+    step.sequence_count = sequences;
     step.output = s.mixed;
     note(kda_step(step, context_));
     const FewRowProduct out[] = {
@@ -368,6 +378,9 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     beside.stream = side_.stream;
     feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside);
     note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
+    // Back before the routed experts rather than behind them: the memory has been busy all the
+    // time, and down and the turn, each behind one kernel alone, can start early.
+    note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
 
     ExpertProduct inside;
     inside.format = table.gate_format;
@@ -394,8 +407,8 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     down.x_stride = inner;
     down.y = s.pair_output;
     down.y_stride = hidden;
+    down.choice_is_older = true;
     note(expert_gemm(down, s.choice, shape_.swiglu_limit, context_));
-    note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
     // The turn that follows adds the experts up as it reads them.
     pairs_ =
         ExpertSum{rows, hidden, {chosen, s.choice.weights, s.pair_output}, s.shared, floats(y)};

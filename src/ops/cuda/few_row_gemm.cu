@@ -38,6 +38,7 @@ struct Launch {
     const std::uint8_t* const* expert_weights[2];
     const float* expert_scales[2];
     int pairs_per_row;
+    bool choice_is_older;
     float limit;
 };
 
@@ -132,8 +133,8 @@ __global__ void __launch_bounds__(
 
     int units = launch.units;
     if constexpr (grouped) {
-        // Which experts there are is known only now.
-        wait_for_previous_kernel();
+        // Which experts there are is known only behind the choice.
+        if (!launch.choice_is_older) wait_for_previous_kernel();
         units *= *launch.group_count;
     }
 
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(
     for (int slot = 0; slot < launch.depth; ++slot)
         copy_next(slot);
 
-    if constexpr (!grouped) wait_for_previous_kernel();
+    if (!grouped || launch.choice_is_older) wait_for_previous_kernel();
     let_next_kernel_start();
 
     // ---- the computing side
@@ -539,6 +540,7 @@ Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, flo
     launch.expert_scales[0] = product.scales;
     launch.expert_scales[1] = product.up_scales;
     launch.pairs_per_row = product.pairs_per_row;
+    launch.choice_is_older = product.choice_is_older;
     Segment& s = launch.segments[0];
     s.x = product.x;
     s.x_stride = product.x_stride;

@@ -71,6 +71,8 @@ struct ExpertProduct {
     int pairs_per_row = 1;
     void* y = nullptr;  // [pairs][y_stride]: bf16 with `ups`, else fp32
     int y_stride = 0;
+    // The kernel in front is not the one that chose: weights are fetched without waiting for it.
+    bool choice_is_older = false;
 };
 
 Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, float swiglu_limit,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/kda_step.h"
@@ -31,6 +32,18 @@ struct Shared {
     float outputs[chunk][dim];
 };
 
+// With the gates in place: a head's part of both matrices, a tile of 16 channels a warp, and the
+// gates of the chunk's new rows.
+struct SharedInPlace : Shared {
+    uint4 weights[2][warps][8][32];  // [decay, gate][tile][product][lane], see packed_matrix.h
+    float conv[3][dim][taps];
+    float dt_bias[dim], out_norm[dim];
+    float gates[chunk][dim];
+};
+
+template <bool in_place>
+using SharedMemory = std::conditional_t<in_place, SharedInPlace, Shared>;
+
 __device__ float4 read4(const float* p) {
     return *reinterpret_cast<const float4*>(p);
 }
@@ -43,11 +56,18 @@ __device__ float4 scaled(float4 a, float s) {
     return make_float4(a.x * s, a.y * s, a.z * s, a.w * s);
 }
 
+template <bool in_place>
 struct Head {
     const KdaStep& step;
     const DeviceSequence& sequence;
     int head;
+    // The head's own weights: global memory, with the gates in place shared memory.
+    const float* conv;      // query's, [128][4]; key's and value's conv_part() and twice as far
+    const float* dt_bias;   // [128]
+    const float* out_norm;  // [128]
+    float rate;             // e^a_log
 
+    __device__ std::size_t conv_part() const { return (in_place ? dim : channels()) * taps; }
     __device__ std::size_t channels() const { return static_cast<std::size_t>(step.heads) * dim; }
 
     __device__ float* ring_row(std::uint32_t position) const {
@@ -73,15 +93,18 @@ struct Head {
         return read4(row + channel);
     }
 
-    __device__ float4 convolved(std::uint32_t position, std::size_t channel) const {
+    // Of channels [channel, channel + 4) of one part of this head.
+    __device__ float4 convolved(std::uint32_t position, int part, int channel) const {
+        const std::size_t column =
+            part * channels() + static_cast<std::size_t>(head) * dim + channel;
         float4 past[taps];
 #pragma unroll
         for (int j = 0; j < taps; ++j)
-            past[j] = raw(position, taps - 1 - j, channel);
+            past[j] = raw(position, taps - 1 - j, column);
         float result[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            const float4 w = read4(step.conv + (channel + c) * taps);
+            const float4 w = read4(conv + part * conv_part() + (channel + c) * taps);
             const auto of = [&](int j) {
                 return c == 0 ? past[j].x : c == 1 ? past[j].y : c == 2 ? past[j].z : past[j].w;
             };
@@ -111,7 +134,8 @@ __device__ std::size_t kept_part(Part part) {
 }
 
 // One part of a kept row, as it was stored.
-__device__ void prepare_kept(const Head& h, std::uint32_t position, Part part, int lane,
+template <bool in_place>
+__device__ void prepare_kept(const Head<in_place>& h, std::uint32_t position, Part part, int lane,
                              Token& token) {
     float4 value = make_float4(0, 0, 0, 0);
     const float* const row = h.kept_row(position);
@@ -126,9 +150,15 @@ __device__ void prepare_kept(const Head& h, std::uint32_t position, Part part, i
     *reinterpret_cast<float4*>(token.values[part] + lane * 4) = value;
 }
 
+// g of one channel, from f_b f_a x.
+__device__ float log_decay(const KdaStep& step, float rate, float a, float bias) {
+    return step.lower_bound * sigmoid(rate * (a + bias));
+}
+
 // One part of a row of the step; `keep`: stores it for a later fold.
-__device__ void prepare_new(const Head& h, std::uint32_t position, bool keep, Part part, int lane,
-                            Token& token) {
+template <bool in_place>
+__device__ void prepare_new(const Head<in_place>& h, std::uint32_t position, bool keep, Part part,
+                            int lane, Token& token) {
     constexpr float unit_eps = 1e-6f;
     constexpr float query_scale = 0.08838834764831845f;  // 128^-1/2
     const KdaStep& step = h.step;
@@ -137,19 +167,17 @@ __device__ void prepare_new(const Head& h, std::uint32_t position, bool keep, Pa
     if (part == decay_part) {
         const std::size_t row = h.sequence.first_row + position - h.sequence.first_position;
         const float4 a = read4(step.decay + row * step.decay_stride + c);
-        const float4 bias = read4(step.dt_bias + c);
+        const float4 bias = read4(h.dt_bias + lane * 4);
         const float beta = sigmoid(step.beta[row * step.beta_stride + h.head]);
-        const float rate = expf(step.a_log[h.head]);
-        value = make_float4(step.lower_bound * sigmoid(rate * (a.x + bias.x)),
-                            step.lower_bound * sigmoid(rate * (a.y + bias.y)),
-                            step.lower_bound * sigmoid(rate * (a.z + bias.z)),
-                            step.lower_bound * sigmoid(rate * (a.w + bias.w)));
+        value =
+            make_float4(log_decay(step, h.rate, a.x, bias.x), log_decay(step, h.rate, a.y, bias.y),
+                        log_decay(step, h.rate, a.z, bias.z), log_decay(step, h.rate, a.w, bias.w));
         if (lane == 0) {
             token.beta = beta;
             if (keep) h.kept_row(position)[3 * h.channels() + h.head] = beta;
         }
     } else {
-        value = h.convolved(position, part * h.channels() + c);
+        value = h.convolved(position, part, lane * 4);
         if (part != value_part) {
             const float norm = sqrtf(warp_sum(dot4(value, value)) + unit_eps);
             value = scaled(value, (part == query_part ? query_scale : 1.0f) / norm);
@@ -214,14 +242,70 @@ __device__ float4 advance(float (&state)[lane_keys][4], const Token& token, int 
                        fmaf(kq, delta[3], e[3]));
 }
 
+// The decay part and beta of the new rows among the chunk's `here` tokens, the first of which is
+// the `first`-th to be run, and their gates: 16 channels a warp, the tokens being the product's
+// columns.
+__device__ void expand_gates(const Head<true>& h, std::uint32_t first, std::uint32_t here,
+                             std::uint32_t folded, std::uint32_t saved, SharedInPlace& shared) {
+    const KdaStep& step = h.step;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (first + here <= folded) return;
+    const std::uint32_t first_new = max(first, folded) - first;
+    // Columns without a new row repeat the chunk's first one; their results are not used.
+    const std::uint32_t column = static_cast<std::uint32_t>(lane) / 4;
+    const std::uint32_t token = column >= first_new && column < here ? column : first_new;
+    const std::size_t row = h.sequence.first_row + (first + token - folded);
+    float product[2][4] = {};
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        const __nv_bfloat16* const x =
+            (part == 0 ? step.decay_rank : step.gate_rank) + row * dim + lane % 4 * 8;
+        uint4 b[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            b[i] = load_16(x + i * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint4 w = shared.weights[part][warp][2 * i + half][lane];
+                const std::uint32_t a[4] = {w.x, w.y, w.z, w.w};
+                multiply_add(product[part], a, half == 0 ? b[i].x : b[i].z,
+                             half == 0 ? b[i].y : b[i].w);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const std::uint32_t own = lane % 4 * 2 + i % 2;
+        const int channel = warp * 16 + lane / 4 + 8 * (i / 2);
+        if (own < first_new || own >= here) continue;
+        const std::size_t c = static_cast<std::size_t>(h.head) * dim + channel;
+        const float g = log_decay(step, h.rate, product[0][i], h.dt_bias[channel]);
+        if (first + own >= saved)
+            h.kept_row(h.sequence.state_position + first + own)[2 * h.channels() + c] = g;
+        shared.tokens[own].values[decay_part][channel] = expf(g);
+        shared.gates[own][channel] = product[1][i];
+    }
+    if (threadIdx.x >= first_new && threadIdx.x < here) {
+        const std::uint32_t own = threadIdx.x;
+        const std::size_t own_row = h.sequence.first_row + (first + own - folded);
+        const float beta = sigmoid(step.beta[own_row * step.beta_stride + h.head]);
+        shared.tokens[own].beta = beta;
+        if (first + own >= saved)
+            h.kept_row(h.sequence.state_position + first + own)[3 * h.channels() + h.head] = beta;
+    }
+}
+
 // One row's output of a head: normalised over its 128 values, gated, rounded.
-__device__ void write_output(const Head& h, std::size_t row, const float* out, int lane) {
+template <bool in_place>
+__device__ void write_output(const Head<in_place>& h, std::size_t row, const float* out,
+                             float4 gate, int lane) {
     const KdaStep& step = h.step;
     const std::size_t c = static_cast<std::size_t>(h.head) * dim + lane * 4;
     const float4 o = read4(out + lane * 4);
     const float scale = 1.0f / sqrtf(warp_sum(dot4(o, o)) / dim + step.norm_eps);
-    const float4 weight = read4(step.out_norm + lane * 4);
-    const float4 gate = read4(step.gate + row * step.gate_stride + c);
+    const float4 weight = read4(h.out_norm + lane * 4);
     __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(o.x * scale * weight.x * sigmoid(gate.x),
                                                     o.y * scale * weight.y * sigmoid(gate.y)),
                               __floats2bfloat162_rn(o.z * scale * weight.z * sigmoid(gate.z),
@@ -238,7 +322,9 @@ __device__ float* state_home(const KdaStep& step, const DeviceSequence& sequence
            (lane % 4) * 4;
 }
 
-__device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& shared) {
+template <bool in_place>
+__device__ void run_head(const Head<in_place>& h, float (&state)[lane_keys][4],
+                         SharedMemory<in_place>& shared) {
     const DeviceSequence& sequence = h.sequence;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const std::uint32_t folded = sequence.first_position - sequence.state_position;
@@ -247,6 +333,7 @@ __device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& sh
     float* const home = state_home(h.step, sequence, h.head);
     for (std::uint32_t first = 0; first < count; first += chunk) {
         const std::uint32_t here = min(count - first, static_cast<std::uint32_t>(chunk));
+        if constexpr (in_place) expand_gates(h, first, here, folded, saved, shared);
         for (std::uint32_t task = warp; task < here * part_count; task += warps) {
             const std::uint32_t own = first + task / part_count;
             const std::uint32_t position = sequence.state_position + own;
@@ -254,7 +341,7 @@ __device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& sh
             Token& token = shared.tokens[task / part_count];
             if (own < folded)
                 prepare_kept(h, position, part, lane, token);
-            else
+            else if (!in_place || part != decay_part)
                 prepare_new(h, position, own >= saved, part, lane, token);
         }
         __syncthreads();
@@ -271,9 +358,18 @@ __device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& sh
         }
         __syncthreads();
         for (std::uint32_t i = warp; i < here; i += warps) {
-            if (first + i >= folded)
-                write_output(h, sequence.first_row + first + i - folded, shared.outputs[i], lane);
+            if (first + i < folded) continue;
+            const std::size_t row = sequence.first_row + first + i - folded;
+            float4 gate;
+            if constexpr (in_place)
+                gate = read4(shared.gates[i] + lane * 4);
+            else
+                gate = read4(h.step.gate + row * h.step.gate_stride +
+                             static_cast<std::size_t>(h.head) * dim + lane * 4);
+            write_output(h, row, shared.outputs[i], gate, lane);
         }
+        // The next chunk's gates overwrite these.
+        if constexpr (in_place) __syncthreads();
     }
 
     // The raw projections of the last rows become history, after all history has been read.
@@ -286,10 +382,11 @@ __device__ void run_head(const Head& h, float (&state)[lane_keys][4], Shared& sh
     }
 }
 
-__global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
+template <bool in_place>
+__global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiprocessor)
     kda_step_kernel(const __grid_constant__ KdaStep step) {
     extern __shared__ __align__(16) unsigned char memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    auto& shared = *reinterpret_cast<SharedMemory<in_place>*>(memory);
     const int items = step.heads * step.sequence_count;
     // The state was written by an earlier step, so it may be read before the previous kernel ends.
     const auto fetch = [&](int item) {
@@ -309,20 +406,62 @@ __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
         end_copy_group();
     };
     fetch(blockIdx.x);
-    // The head's weights, small pieces that would each be waited for.
-    if (static_cast<int>(blockIdx.x) < items) {
-        const int head = static_cast<int>(blockIdx.x) % step.heads, thread = threadIdx.x;
+    const int thread = threadIdx.x;
+    const int first_head = static_cast<int>(blockIdx.x) % step.heads;
+    const auto conv_of = [&](int part, int head) {
+        return step.conv + (static_cast<std::size_t>(part) * step.heads + head) * dim * taps;
+    };
+    // Small pieces, each of which would be waited for behind the previous kernel.
+    float rate = 0.0f;
+    DeviceSequence sequence = {};
+    if constexpr (in_place) {
+        constexpr int pieces = warps * 8 * 32, conv_pieces = dim * taps / 4, row_pieces = dim / 4;
+        const std::size_t home =
+            static_cast<std::size_t>(first_head) * warps * block_bytes(WeightFormat::bf16);
+        for (int i = thread; i < 2 * pieces; i += threads)
+            copy_16_async(&shared.weights[0][0][0][0] + i,
+                          (i < pieces ? step.decay_weight : step.gate_weight).data + home +
+                              static_cast<std::size_t>(i % pieces) * 16);
+        for (int i = thread; i < 3 * conv_pieces; i += threads)
+            copy_16_async(&shared.conv[0][0][0] + i * 4,
+                          conv_of(i / conv_pieces, first_head) + i % conv_pieces * 4);
+        if (thread < row_pieces)
+            copy_16_async(shared.dt_bias + thread * 4,
+                          step.dt_bias + first_head * dim + thread * 4);
+        else if (thread < 2 * row_pieces)
+            copy_16_async(shared.out_norm + (thread - row_pieces) * 4,
+                          step.out_norm + (thread - row_pieces) * 4);
+        end_copy_group();
+        rate = expf(step.a_log[first_head]);
+        sequence = step.sequences[blockIdx.x / step.heads];
+        // History and kept rows, which earlier steps wrote; four threads have the lines of a part.
+        const Head<true> h{step, sequence, first_head, nullptr, nullptr, nullptr, 0.0f};
+        const std::size_t column = static_cast<std::size_t>(first_head) * dim;
+        const std::uint32_t history = min(sequence.first_position, taps - 1u);
+        const std::uint32_t folded = sequence.first_position - sequence.state_position;
+        for (std::uint32_t i = thread / 4; i < 3 * (history + folded); i += threads / 4) {
+            const std::uint32_t back = i / 3, part = i % 3;
+            const float* const row =
+                back < history
+                    ? h.ring_row(sequence.first_position - 1 - back) + part * h.channels()
+                    : h.kept_row(sequence.state_position + back - history) + part * h.channels();
+            prefetch(row + column, dim * 4, thread % 4, 4);
+        }
+    } else if (static_cast<int>(blockIdx.x) < items) {
         for (int part = 0; part < 3; ++part)
-            prefetch(step.conv + (static_cast<std::size_t>(part) * step.heads + head) * dim * taps,
-                     dim * taps * 4, thread - part * 32, threads);
-        prefetch(step.dt_bias + head * dim, dim * 4, thread - 128, threads);
+            prefetch(conv_of(part, first_head), dim * taps * 4, thread - part * 32, threads);
+        prefetch(step.dt_bias + first_head * dim, dim * 4, thread - 128, threads);
         prefetch(step.out_norm, dim * 4, thread - 160, threads);
-        prefetch(step.a_log + head, 4, thread - 192, threads);
+        prefetch(step.a_log + first_head, 4, thread - 192, threads);
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        const DeviceSequence sequence = step.sequences[item / step.heads];
+        const int head = item % step.heads;
+        if constexpr (!in_place) {
+            sequence = step.sequences[item / step.heads];
+            rate = expf(step.a_log[head]);
+        }
         float state[lane_keys][4];
         wait_for_copies<0>();
 #pragma unroll
@@ -330,12 +469,30 @@ __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
             const float4 row = shared.next_state[i][threadIdx.x];
             state[i][0] = row.x, state[i][1] = row.y, state[i][2] = row.z, state[i][3] = row.w;
         }
-        fetch(item + gridDim.x);
-        run_head(Head{step, sequence, item % step.heads}, state, shared);
+        if constexpr (in_place) {
+            __syncthreads();  // what others copied
+            run_head(Head<true>{step, sequence, head, &shared.conv[0][0][0], shared.dt_bias,
+                                shared.out_norm, rate},
+                     state, shared);
+        } else {
+            fetch(item + gridDim.x);
+            run_head(Head<false>{step, sequence, head, conv_of(0, head), step.dt_bias + head * dim,
+                                 step.out_norm, rate},
+                     state, shared);
+        }
     }
 }
 
 }  // namespace
+
+bool gates_in_place(int heads, int sequences, const PackedMatrix& decay_weight,
+                    const PackedMatrix& gate_weight, const LaunchContext& context) {
+    const auto suits = [&](const PackedMatrix& weight) {
+        return weight.format == WeightFormat::bf16 && weight.k == dim && weight.n == heads * dim;
+    };
+    return heads * sequences <= context.multiprocessors && suits(decay_weight) &&
+           suits(gate_weight);
+}
 
 Status kda_step(const KdaStep& step, const LaunchContext& context) {
     if (step.sequence_count == 0) return {};
@@ -344,7 +501,15 @@ Status kda_step(const KdaStep& step, const LaunchContext& context) {
         return Error(ErrorCode::invalid_argument,
                      "the KDA step needs its strides in multiples of 4 floats");
     const int items = step.heads * step.sequence_count;
-    return launch("launching the KDA step", kda_step_kernel,
+    if (step.decay_rank != nullptr) {
+        if (!gates_in_place(step.heads, step.sequence_count, step.decay_weight, step.gate_weight,
+                            context))
+            return Error(ErrorCode::invalid_argument,
+                         "the KDA step expands its gates only for a few sequences and from bf16");
+        return launch("launching the KDA step", kda_step_kernel<true>,
+                      {dim3(items), threads, sizeof(SharedInPlace)}, context, step);
+    }
+    return launch("launching the KDA step", kda_step_kernel<false>,
                   {dim3(std::min(items, context.multiprocessors * blocks_per_multiprocessor)),
                    threads, sizeof(Shared)},
                   context, step);

@@ -15,6 +15,7 @@
 #include "ops/cache_views.h"
 #include "ops/cuda/device_batch.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/packed_matrix.h"
 
 namespace percheron::ops::cuda {
 
@@ -29,10 +30,15 @@ struct KdaStep {
     int decay_stride = 0;
     const float* gate = nullptr;  // [row][gate_stride], H d used: g_b g_a x
     int gate_stride = 0;
-    const float* conv = nullptr;      // [3 H d][4]
-    const float* a_log = nullptr;     // [H]
-    const float* dt_bias = nullptr;   // [H d]
-    const float* out_norm = nullptr;  // [128]
+    // Instead of decay and gate, if gates_in_place(): what they are products of, and the matrices.
+    // The bits are those of few_row_gemm().
+    const __nv_bfloat16* decay_rank = nullptr;  // [row][128]: f_a x
+    const __nv_bfloat16* gate_rank = nullptr;   // [row][128]: g_a x
+    PackedMatrix decay_weight, gate_weight;     // f_b and g_b, [H d, 128], bf16
+    const float* conv = nullptr;                // [3 H d][4]
+    const float* a_log = nullptr;               // [H]
+    const float* dt_bias = nullptr;             // [H d]
+    const float* out_norm = nullptr;            // [128]
     float lower_bound = -5.0f;
     float norm_eps = 1e-5f;
     KdaSlots slots;
@@ -40,6 +46,11 @@ struct KdaStep {
     int sequence_count = 0;
     __nv_bfloat16* output = nullptr;  // [row][H d]
 };
+
+// Whether a step should get decay_rank and gate_rank: every thread block has one head of one
+// sequence, and reads that head's part of the two matrices while it waits.
+bool gates_in_place(int heads, int sequences, const PackedMatrix& decay_weight,
+                    const PackedMatrix& gate_weight, const LaunchContext& context);
 
 Status kda_step(const KdaStep& step, const LaunchContext& context);
 

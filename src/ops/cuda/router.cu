@@ -6,6 +6,7 @@ namespace percheron::ops::cuda {
 namespace {
 
 constexpr int choose_threads = 1024;
+constexpr int few_threads = expert_group_rows * 32;
 constexpr int most_experts = 512;
 constexpr int most_rows = 512;
 constexpr int most_chosen = 16;
@@ -68,10 +69,66 @@ __device__ void choose(const Routing& routing, int row, int lane, std::uint32_t*
     for (int j = 0; j < routing.chosen; ++j)
         sum += __shfl_sync(full_warp, score, j);
     if (chooses) {
+        chosen[lane] = static_cast<std::uint16_t>(own_choice);
         const int pair = row * routing.chosen + lane;
-        chosen[pair] = static_cast<std::uint16_t>(own_choice);
         routing.choice.experts[pair] = static_cast<std::uint32_t>(own_choice);
         routing.choice.weights[pair] = routing.scale * (routing.normalise ? score / sum : score);
+    }
+}
+
+// At most expert_group_rows rows: a warp a row chooses, and no expert has more pairs than rows, so
+// that every touched expert is one group.
+__global__ void __launch_bounds__(few_threads)
+    choose_few_kernel(const __grid_constant__ Routing routing) {
+    constexpr int most_pairs = expert_group_rows * most_chosen;
+    __shared__ std::uint16_t chosen[most_pairs], order[most_pairs];
+    __shared__ std::int32_t firsts[few_threads / 32];  // pairs of a warp's that begin a group
+    extern __shared__ std::uint32_t keys[];            // [warps][experts]
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int pairs = routing.rows * routing.chosen;
+    prefetch(routing.bias, routing.experts * 4, thread, few_threads);
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    if (warp < routing.rows)
+        choose(routing, warp, lane, keys + warp * routing.experts, chosen + warp * routing.chosen);
+    __syncthreads();
+    // By expert, and a row's before the next one's.
+    if (thread < pairs) {
+        const int expert = chosen[thread];
+        int place = 0;
+#pragma unroll 4
+        for (int other = 0; other < pairs; ++other) {
+            const int theirs = chosen[other];
+            place += theirs < expert || (theirs == expert && other < thread);
+        }
+        order[place] = static_cast<std::uint16_t>(thread);
+        routing.choice.pair_order[place] = static_cast<std::uint32_t>(thread);
+    }
+    __syncthreads();
+    const auto expert_at = [&](int place) { return static_cast<int>(chosen[order[place]]); };
+    const bool first =
+        thread < pairs && (thread == 0 || expert_at(thread) != expert_at(thread - 1));
+    const std::uint32_t own_firsts = __ballot_sync(full_warp, first);
+    if (lane == 0) firsts[warp] = __popc(own_firsts);
+    __syncthreads();
+    if (first) {
+        int group = __popc(own_firsts & ((1u << lane) - 1u)), count = 1;
+#pragma unroll 1
+        for (int before = 0; before < warp; ++before)
+            group += firsts[before];
+        const int expert = expert_at(thread);
+#pragma unroll 1
+        while (thread + count < pairs && expert_at(thread + count) == expert)
+            ++count;
+        routing.choice.groups[group] = {expert, thread, count};
+    }
+    if (thread == 0) {
+        int groups = 0;
+#pragma unroll
+        for (int w = 0; w < few_threads / 32; ++w)
+            groups += firsts[w];
+        *routing.choice.group_count = groups;
+        if (routing.choice.touched != nullptr) *routing.choice.touched = groups;
     }
 }
 
@@ -92,7 +149,7 @@ __global__ void __launch_bounds__(choose_threads)
     const int pairs = routing.rows * routing.chosen;
     if (threadIdx.x < packed) chosen[pairs + threadIdx.x] = 0xffffu;
     for (int row = warp; row < routing.rows; row += choose_threads / 32)
-        choose(routing, row, lane, keys + warp * routing.experts, chosen);
+        choose(routing, row, lane, keys + warp * routing.experts, chosen + row * routing.chosen);
     __syncthreads();
     for (int pair = threadIdx.x; pair < pairs; pair += choose_threads)
         atomicAdd(&counts[chosen[pair]], 1);
@@ -167,10 +224,12 @@ Status route(const Routing& routing, const LaunchContext& context) {
     product.y = routing.logits;
     product.y_stride = routing.experts;
     PERCHERON_TRY(few_row_gemm({&product, 1}, routing.rows * row_parts, 0.0f, context));
+    const bool few = routing.rows <= expert_group_rows;
+    const int threads = few ? few_threads : choose_threads;
     const std::size_t keys =
-        static_cast<std::size_t>(choose_threads / 32) * routing.experts * sizeof(std::uint32_t);
-    return launch("launching the router's choice", choose_kernel, {dim3(1), choose_threads, keys},
-                  context, routing);
+        static_cast<std::size_t>(threads / 32) * routing.experts * sizeof(std::uint32_t);
+    return launch("launching the router's choice", few ? choose_few_kernel : choose_kernel,
+                  {dim3(1), threads, keys}, context, routing);
 }
 
 }  // namespace percheron::ops::cuda
