@@ -24,23 +24,13 @@ struct Received {
     float input_squares[cluster_blocks][warps];  // of u
 };
 
-struct Totals {
-    float mixes[gates];
-    float pre[streams];
-};
-
 // A barrier of the warps that share the row's channels.
 __device__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
 }
 
-// The same and the mixing warp.
-__device__ void meet_all() {
-    asm volatile("bar.sync 2, %0;" ::"n"(all_threads) : "memory");
-}
-
 // The sum of what all warps of all blocks sent, in order.
-__device__ float sum_of(const float (&parts)[cluster_blocks][warps]) {
+__device__ float sum_of_squares(const float (&parts)[cluster_blocks][warps]) {
     float sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < cluster_blocks; ++block) {
@@ -49,6 +39,16 @@ __device__ float sum_of(const float (&parts)[cluster_blocks][warps]) {
         sum += ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
     }
     return sum;
+}
+
+// A gate's m: its part of fn f, normalised.
+__device__ float mix_of(const Received& received, int gate, const HyperConnectionTurn& turn) {
+    float mix = 0.0f;
+#pragma unroll
+    for (int block = 0; block < cluster_blocks; ++block)
+        mix += received.mixes[block][gate];
+    const float all = sum_of_squares(received.squares);
+    return mix * (1.0f / sqrtf(all / static_cast<float>(streams * turn.hidden) + turn.rms_eps));
 }
 
 // The doubly stochastic mixing matrix from its logits, in place: rows are sources.
@@ -97,7 +97,7 @@ __device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
 // The gates of the next update, beside the other warps' work: they do not wait for it.
 __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, int lane,
                             const cooperative_groups::cluster_group& cluster,
-                            const Totals& totals) {
+                            const Received& received) {
     // Its weights wait in registers.
     float base[streams * streams], post_base = 0.0f, scale[2] = {};
     if (turn.next.fn != nullptr) {
@@ -112,22 +112,20 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
     let_next_kernel_start();
     if (turn.next.fn != nullptr) {
         cluster.sync();
-        meet_all();
         auto arrived = cluster.barrier_arrive();
         if (part == 0) {
             // Every block has read the old gates: they came before the sync of the cluster.
-            if (lane < streams) {
-                const int n = streams + lane;
-                turn.post[row * streams + lane] =
-                    2.0f * sigmoid(scale[0] * totals.mixes[n] + post_base);
-            }
-            if (lane == 0) {
-                float c[streams][streams];
+            // A lane has a gate: those of the streams' update first, then the matrix, by rows.
+            const float mix =
+                lane < gates - streams ? mix_of(received, streams + lane, turn) : 0.0f;
+            if (lane < streams)
+                turn.post[row * streams + lane] = 2.0f * sigmoid(scale[0] * mix + post_base);
+            float c[streams][streams];
 #pragma unroll
-                for (int i = 0; i < streams * streams; ++i) {
-                    const int n = 2 * streams + i;
-                    c[i / streams][i % streams] = scale[1] * totals.mixes[n] + base[i];
-                }
+            for (int i = 0; i < streams * streams; ++i)
+                c[i / streams][i % streams] =
+                    scale[1] * __shfl_sync(full_warp, mix, streams + i) + base[i];
+            if (lane == 0) {
                 mix_streams(c, turn.iterations, turn.mhc_eps);
 #pragma unroll
                 for (int i = 0; i < streams * streams; ++i)
@@ -148,7 +146,7 @@ __global__ void __launch_bounds__(all_threads)
     namespace cg = cooperative_groups;
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ __align__(16) Received received;
-    __shared__ Totals totals;
+    __shared__ float shared_pre[streams];
     const cg::cluster_group cluster = cg::this_cluster();
     const int part = static_cast<int>(cluster.block_rank());
     const int row = blockIdx.y;
@@ -163,7 +161,7 @@ __global__ void __launch_bounds__(all_threads)
     auto started = cluster.barrier_arrive();
     if (warp == warps) {
         cluster.barrier_wait(std::move(started));
-        mixing_warp(turn, row, part, lane, cluster, totals);
+        mixing_warp(turn, row, part, lane, cluster, received);
         return;
     }
 
@@ -171,11 +169,11 @@ __global__ void __launch_bounds__(all_threads)
     if (!last) {
         const int pieces = width / 8;
 #pragma unroll 4
-        for (int i = threadIdx.x; i < gates * streams * pieces; i += threads) {
-            const int line = i / pieces, piece = i % pieces;
-            copy_16_async(
-                fn + line * width + piece * 8,
-                turn.next.fn + static_cast<std::size_t>(line) * hidden + part * width + piece * 8);
+        for (int line = warp; line < gates * streams; line += warps) {
+            const __nv_bfloat16* const from =
+                turn.next.fn + static_cast<std::size_t>(line) * hidden + part * width;
+            for (int piece = lane; piece < pieces; piece += 32)
+                copy_16_async(fn + line * width + piece * 8, from + piece * 8);
         }
         end_copy_group();
     }
@@ -267,21 +265,13 @@ __global__ void __launch_bounds__(all_threads)
         if (lane < cluster_blocks)
             cluster.map_shared_rank(&received, lane)->squares[part][warp] = squares;
         cluster.sync();
-        if (threadIdx.x < gates) {
-            float mix = 0.0f;
-#pragma unroll
-            for (int other = 0; other < cluster_blocks; ++other)
-                mix += received.mixes[other][threadIdx.x];
-            const float all = sum_of(received.squares);
-            mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
-            totals.mixes[threadIdx.x] = mix;
-            if (threadIdx.x < streams)
-                totals.pre[threadIdx.x] = sigmoid(scale0 * mix + base) + turn.mhc_eps;
-        }
-        meet_all();
+        if (threadIdx.x < streams)
+            shared_pre[threadIdx.x] =
+                sigmoid(scale0 * mix_of(received, threadIdx.x, turn) + base) + turn.mhc_eps;
+        meet();
 #pragma unroll
         for (int j = 0; j < streams; ++j)
-            pre[j] = totals.pre[j];
+            pre[j] = shared_pre[j];
     }
 
     // ---- u = sum_i pre_i X'_i and its norm
@@ -302,7 +292,7 @@ __global__ void __launch_bounds__(all_threads)
         cluster.map_shared_rank(&received, lane)->input_squares[part][warp] = input_squares;
     // Nobody touches another's shared memory behind this.
     cluster.sync();
-    const float all = sum_of(received.input_squares);
+    const float all = sum_of_squares(received.input_squares);
     const float scale = 1.0f / sqrtf(all / static_cast<float>(hidden) + turn.rms_eps);
 // Once around for most widths: unrolled it would only be more code to fetch.
 #pragma unroll 1
