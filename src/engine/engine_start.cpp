@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/cache_shape.h"
 #include "ops/batch.h"
 #include "sampling/sampler.h"
 
@@ -86,7 +87,11 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
     sequence->stop_tokens.insert(sequence->stop_tokens.end(), request.extra_stop_tokens.begin(),
                                  request.extra_stop_tokens.end());
     sequence->deadline = request.deadline;
-    sequence->tokens = request.prompt;
+    // Room for the whole reply, so that no step has to make any.
+    const std::size_t most_tokens = std::size_t{sequence->prompt_tokens} + sequence->token_limit;
+    sequence->tokens.reserve(most_tokens);
+    sequence->pages.reserve(cache::pages_for(most_tokens));
+    sequence->tokens.insert(sequence->tokens.end(), request.prompt.begin(), request.prompt.end());
     for (const PromptImage& image : request.images) {
         sequence->images.push_back({image, nullptr});
         sequence->image_spans.push_back({image.first, image.count, image.content_hash});

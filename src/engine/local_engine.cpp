@@ -54,7 +54,7 @@ class LocalEngine final : public Engine {
     void run();
     bool take_inbox();
     void take_in(std::unique_ptr<Sequence> sequence);
-    std::vector<Sequence*> all() const;
+    const std::vector<Sequence*>& all();
     std::uint32_t waiting_now() const;
     void end_cancelled_and_late();
     void encode();
@@ -93,6 +93,7 @@ class LocalEngine final : public Engine {
     EventBatches events_;
     TokenCommit tokens_;
     std::vector<Cancel> cancels_now_;
+    std::vector<Sequence*> all_;
     std::uint32_t finished_now_ = 0;
 
     std::thread thread_;
@@ -240,12 +241,14 @@ void LocalEngine::take_in(std::unique_ptr<Sequence> sequence) {
     }
 }
 
-std::vector<Sequence*> LocalEngine::all() const {
-    std::vector<Sequence*> result = scheduler_.all();
+// Valid until the next call; sequences may end while it is read.
+const std::vector<Sequence*>& LocalEngine::all() {
+    all_.clear();
+    scheduler_.append_all(all_);
     for (const auto& sequence : images_.waiting()) {
-        result.push_back(sequence.get());
+        all_.push_back(sequence.get());
     }
-    return result;
+    return all_;
 }
 
 std::uint32_t LocalEngine::waiting_now() const {

@@ -334,14 +334,12 @@ std::unique_ptr<Sequence> Scheduler::remove(const Sequence& sequence) {
     return nullptr;
 }
 
-std::vector<Sequence*> Scheduler::all() const {
-    std::vector<Sequence*> result;
+void Scheduler::append_all(std::vector<Sequence*>& to) const {
     for (const Sequences* list : {&running_, &waiting_}) {
         for (const auto& sequence : *list) {
-            result.push_back(sequence.get());
+            to.push_back(sequence.get());
         }
     }
-    return result;
 }
 
 }  // namespace percheron::engine

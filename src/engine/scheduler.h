@@ -97,7 +97,7 @@ class Scheduler {
     std::uint32_t available_pages() const;
 
     // Every sequence, running ones first.
-    std::vector<Sequence*> all() const;
+    void append_all(std::vector<Sequence*>& to) const;
 
     std::uint32_t running() const { return static_cast<std::uint32_t>(running_.size()); }
     std::uint32_t waiting() const { return static_cast<std::uint32_t>(waiting_.size()); }

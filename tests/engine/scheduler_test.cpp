@@ -63,6 +63,12 @@ class Player {
         return true;
     }
 
+    std::vector<Sequence*> all() const {
+        std::vector<Sequence*> sequences;
+        scheduler_.append_all(sequences);
+        return sequences;
+    }
+
     std::vector<std::uint64_t> finished;
     std::uint64_t hits = 0;
 
@@ -100,7 +106,7 @@ class Player {
             }
         }
         ASSERT_LE(rows, prefill ? options_.prefill_rows : options_.decode_rows);
-        for (const Sequence* sequence : scheduler_.all()) {
+        for (const Sequence* sequence : all()) {
             pages.insert(sequence->pages.begin(), sequence->pages.end());
             ASSERT_EQ(sequence->slot.has_value(), !sequence->pages.empty());
         }
@@ -143,7 +149,7 @@ TEST(Scheduler, KeepsItsInvariantsInRandomLives) {
                                                      between(1, std::min(most - prompt, 200u)),
                                                      static_cast<int>(between(0, 2))));
             }
-            const auto all = player.scheduler().all();
+            const auto all = player.all();
             if (!all.empty() && between(0, 99) == 0) {
                 player.scheduler().remove(*all[random() % all.size()]);
                 ++removed;

@@ -4,11 +4,14 @@
 
 #include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
-#include "ops_cpu/allocations.h"
 #include "ops_cpu/random_batch.h"
+#include "support/allocations.h"
 
 namespace percheron::ops {
 namespace {
+
+using tests::allocated_bytes;
+using tests::allocations;
 
 constexpr std::size_t vocabulary = 50;
 

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstddef>
 
-namespace percheron::ops {
+namespace percheron::tests {
 
 extern std::atomic<std::size_t> allocations;
 extern std::atomic<std::size_t> allocated_bytes;
 
-}  // namespace percheron::ops
+}  // namespace percheron::tests

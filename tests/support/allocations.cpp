@@ -1,11 +1,11 @@
 // The program's own operator new, which counts, in a file of its own: a compiler that sees both the
 // caller and free() takes them for a mistake.
-#include "ops_cpu/allocations.h"
+#include "support/allocations.h"
 
 #include <cstdlib>
 #include <new>
 
-namespace percheron::ops {
+namespace percheron::tests {
 
 std::atomic<std::size_t> allocations{0};
 std::atomic<std::size_t> allocated_bytes{0};
@@ -21,13 +21,13 @@ void* allocate(std::size_t size, std::size_t alignment) {
 }
 
 }  // namespace
-}  // namespace percheron::ops
+}  // namespace percheron::tests
 
 void* operator new(std::size_t size) {
-    return percheron::ops::allocate(size, 16);
+    return percheron::tests::allocate(size, 16);
 }
 void* operator new(std::size_t size, std::align_val_t alignment) {
-    return percheron::ops::allocate(size, static_cast<std::size_t>(alignment));
+    return percheron::tests::allocate(size, static_cast<std::size_t>(alignment));
 }
 void operator delete(void* memory) noexcept {
     std::free(memory);
