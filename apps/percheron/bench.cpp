@@ -167,7 +167,7 @@ void add_bench(CLI::App& app, int& exit_code) {
         "load",
         "Open many streams at once, check their text, print rates.\n"
         "Example: percheron bench load --spawn --streams 256 --tokens-per-step 4");
-    load->add_option("--host", bench->test.host, "Numeric address of a running server")
+    load->add_option("--host", bench->test.host, "Name or address of a running server")
         ->capture_default_str();
     load->add_option("--port", bench->test.port, "Its port")->capture_default_str();
     load->add_option("--pid", bench->test.server_process, "Its process, to read its CPU time");

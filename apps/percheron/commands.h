@@ -20,6 +20,7 @@ void add_chat(CLI::App& app, int& exit_code);
 void add_bench_streams(CLI::App& app, int& exit_code);
 void add_score(CLI::App& app, int& exit_code);
 void add_synth(CLI::App& app, int& exit_code);
+void add_top(CLI::App& app, int& exit_code);
 
 void add_serve(CLI::App& app, int& exit_code);  // serve.cpp
 void add_bench(CLI::App& app, int& exit_code);  // bench.cpp

@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <numeric>
 #include <sstream>
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "tools/event_stream_reader.h"
+#include "tools/http_client.h"
 
 namespace percheron::tools {
 namespace {
@@ -26,24 +22,6 @@ using Clock = std::chrono::steady_clock;
 double seconds(Clock::duration time) {
     return std::chrono::duration<double>(time).count();
 }
-
-class Descriptor {
-  public:
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd_(fd) {}
-    ~Descriptor() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Descriptor& operator=(Descriptor&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    int get() const { return fd_; }
-
-  private:
-    int fd_ = -1;
-};
 
 struct Stream {
     Descriptor socket;
@@ -56,28 +34,6 @@ struct Stream {
     std::string problem;
 };
 
-Error failure(std::string_view what) {
-    return Error(ErrorCode::io, std::string(what) + ": " + std::strerror(errno));
-}
-
-Result<Descriptor> connect_to(const LoadTest& test) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(test.port);
-    if (::inet_pton(AF_INET, test.host.c_str(), &address.sin_addr) != 1) {
-        return Error(ErrorCode::invalid_argument,
-                     test.host + " is not a numeric IPv4 address; give one, as 127.0.0.1");
-    }
-    Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0) return failure("cannot open a socket");
-    if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-        return failure("cannot connect to " + test.host + ":" + std::to_string(test.port));
-    }
-    const int one = 1;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return socket;
-}
-
 std::string request_bytes(const LoadTest& test) {
     std::string bytes = "POST /v1/chat/completions HTTP/1.1\r\nHost: " + test.host + ":" +
                         std::to_string(test.port) + "\r\n";
@@ -86,15 +42,6 @@ std::string request_bytes(const LoadTest& test) {
         "Content-Type: application/json\r\nContent-Length: " + std::to_string(test.body.size()) +
         "\r\n\r\n" + test.body;
     return bytes;
-}
-
-Status send_all(int socket, std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        if (count <= 0) return failure("cannot send a request");
-        bytes.remove_prefix(static_cast<std::size_t>(count));
-    }
-    return {};
 }
 
 // Reads what has come on one stream; closes it when it has ended.
@@ -186,10 +133,11 @@ std::optional<double> process_cpu_seconds(int process) {
 }
 
 Result<LoadReport> run_load_test(const LoadTest& test) {
+    const HttpAddress address{test.host, test.port, {}};
     std::vector<Stream> streams(test.streams);
     const Descriptor poll(::epoll_create1(EPOLL_CLOEXEC));
     for (std::size_t i = 0; i < streams.size(); ++i) {
-        PERCHERON_ASSIGN(streams[i].socket, connect_to(test));
+        PERCHERON_ASSIGN(streams[i].socket, connect_to(address));
         epoll_event event{};
         event.events = EPOLLIN;
         event.data.u64 = i;
@@ -200,7 +148,7 @@ Result<LoadReport> run_load_test(const LoadTest& test) {
     const std::string request = request_bytes(test);
     for (Stream& stream : streams) {
         stream.sent = Clock::now();
-        PERCHERON_TRY(send_all(stream.socket.get(), request));
+        PERCHERON_TRY(send_all(stream.socket, request));
     }
 
     std::vector<epoll_event> ready(test.streams);

@@ -14,7 +14,7 @@
 namespace percheron::tools {
 
 struct LoadTest {
-    std::string host = "127.0.0.1";  // numeric
+    std::string host = "127.0.0.1";
     std::uint16_t port = 8000;
     std::string api_key;
     std::string body;             // of each request; must ask for a stream with usage

@@ -1,7 +1,5 @@
 #include "tools/event_stream_reader.h"
 
-#include <charconv>
-
 #include <nlohmann/json.hpp>
 
 namespace percheron::tools {
@@ -29,62 +27,32 @@ void append_string(std::string_view text, std::string& target) {
 }  // namespace
 
 void EventStreamReader::fail(std::string problem) {
-    state_ = State::broken;
+    broken_ = true;
     problem_ = std::move(problem);
+}
+
+EventStreamReader::State EventStreamReader::state() const {
+    return broken_ ? State::broken : http_.state();
 }
 
 std::uint32_t EventStreamReader::feed(std::string_view bytes) {
     text_events_ = 0;
-    pending_.append(bytes);
-    while (true) {
-        if (state_ == State::head) {
-            if (!read_head()) break;
-        } else if (state_ == State::body) {
-            if (!read_chunk()) break;
+    http_.add(bytes);
+    while (!broken_) {
+        const auto piece = http_.next_piece();
+        if (!piece) break;
+        if (status() == 200 && http_.chunked()) {
+            read_events(*piece);
         } else {
-            break;
+            fail("status " + std::to_string(status()) + ": " + std::string(piece->substr(0, 300)));
         }
     }
+    if (http_.state() == State::broken && !broken_) fail(http_.problem());
     return text_events_;
 }
 
-bool EventStreamReader::read_head() {
-    const std::size_t end = pending_.find("\r\n\r\n");
-    if (end == std::string::npos) return false;
-    const std::string_view head = std::string_view(pending_).substr(0, end);
-    if (head.size() > 12) std::from_chars(head.data() + 9, head.data() + 12, status_);
-    if (status_ != 200 || head.find("Transfer-Encoding: chunked") == std::string_view::npos) {
-        fail("status " + std::to_string(status_) + ": " + pending_.substr(end + 4, 300));
-        return false;
-    }
-    pending_.erase(0, end + 4);
-    state_ = State::body;
-    return true;
-}
-
-// Takes all whole chunks; what is left waits.
-bool EventStreamReader::read_chunk() {
-    std::string_view rest = pending_;
-    while (state_ == State::body) {
-        const std::size_t line = rest.find("\r\n");
-        if (line == std::string_view::npos) break;
-        std::size_t size = 0;
-        const auto parsed = std::from_chars(rest.data(), rest.data() + line, size, 16);
-        if (parsed.ec != std::errc{}) {
-            fail("a chunk's size is not a number");
-            break;
-        }
-        if (rest.size() < line + 2 + size + 2) break;
-        if (size == 0) state_ = State::ended;
-        read_events(rest.substr(line + 2, size));
-        rest.remove_prefix(line + 2 + size + 2);
-    }
-    pending_.erase(0, pending_.size() - rest.size());
-    return false;
-}
-
 void EventStreamReader::read_events(std::string_view data) {
-    while (!data.empty() && state_ != State::broken) {
+    while (!data.empty() && !broken_) {
         const std::size_t end = data.find("\n\n");
         if (end == std::string_view::npos || data.substr(0, 6) != "data: ") {
             fail("an event is not \"data: ...\" and a blank line: " +

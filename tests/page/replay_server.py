@@ -12,12 +12,12 @@ HANG_GUARD_S = 60
 
 
 class ReplayServer:
-    def __init__(self, replies, *, key=None):
+    def __init__(self, replies, *, key=None, port=0, flags=()):
         """`replies` None: the embedded model answers."""
         self._key = None
         self._process = None
         self._folder = tempfile.TemporaryDirectory(prefix="percheron-replay-")
-        command = [os.environ["PERCHERON_BINARY"], "serve", "--port", "0"]
+        command = [os.environ["PERCHERON_BINARY"], "serve", "--port", str(port), *flags]
         if replies is not None:
             replay = os.path.join(self._folder.name, "replies.jsonl")
             with open(replay, "w", encoding="utf-8") as file:
@@ -57,12 +57,16 @@ class ReplayServer:
         with open(self._log.name, encoding="utf-8") as file:
             return file.read()
 
-    def status(self):
-        request = urllib.request.Request(self.url + "/status")
+    def get(self, path):
+        """The body of a reply with status 200; other statuses are HTTPError."""
+        request = urllib.request.Request(self.url + path)
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         with urllib.request.urlopen(request, timeout=30) as reply:
-            return json.load(reply)
+            return reply.read().decode()
+
+    def status(self):
+        return json.loads(self.get("/status"))
 
     def wait_idle(self):
         """Returns when nothing runs or waits; a server that works on for nobody fails the test."""
@@ -72,7 +76,17 @@ class ReplayServer:
                 raise AssertionError(f"the server works on: {status}")
             time.sleep(0.01)
 
+    @property
+    def process_id(self):
+        return self._process.pid
+
+    @property
+    def port(self):
+        return int(self.url.rsplit(":", 1)[1])
+
     def stop(self):
+        if self._process.stdout.closed:
+            return  # before, by a test
         self._process.terminate()
         try:
             self._process.wait(timeout=30)
