@@ -61,7 +61,7 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
                  "\"Authorization: Bearer KEY\"",
                  ""};
         const bool page = match.route != nullptr && match.route->handler == serve_page;
-        HttpResponse response = page ? page_for_key() : error_response(error);
+        HttpResponse response = page ? page_for_key(request.path) : error_response(error);
         response.headers.push_back({"WWW-Authenticate", "Bearer"});
         ++state_.metrics.http_replies[401];
         return response;

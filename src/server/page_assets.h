@@ -1,7 +1,7 @@
 // The web page, embedded in the binary: what lies in src/server/page/ when the program is built.
 //
 // A route hands the request's path to find_page_asset() and sends what comes back with its
-// headers; `/` is the page, everything else it loads lies under /assets/.
+// headers; `/` is the chat, /dashboard the dashboard, all that they load lies under /assets/.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 namespace percheron::server {
 
 struct PageAsset {
-    std::string_view path;          // "/" or "/assets/NAME"
+    std::string_view path;          // "/", "/dashboard" or "/assets/NAME"
     std::string_view content_type;  // with the charset
     std::string_view etag;          // strong and quoted, from the body's SHA-256
     std::string_view body;

@@ -5,7 +5,7 @@
 namespace percheron::server {
 namespace {
 
-constexpr std::array<Route, 14> routes{{
+constexpr std::array<Route, 15> routes{{
     {"GET", "/health", serve_health, true},
     {"GET", "/v1/models", serve_models},
     {"GET", "/models", serve_models},
@@ -19,6 +19,7 @@ constexpr std::array<Route, 14> routes{{
     {"POST", "/v1/chat/completions", serve_chat},
     {"POST", "/chat/completions", serve_chat},
     {"GET", "/", serve_page},
+    {"GET", "/dashboard", serve_page},
     {"GET", "/assets/", serve_page, true},
 }};
 

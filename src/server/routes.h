@@ -48,7 +48,7 @@ asio::awaitable<void> serve_tokenizer_info(RouteCall& call);
 // page_route.cpp
 asio::awaitable<void> serve_page(RouteCall& call);
 // The page as the answer to a browser that has no key yet: the page asks for it.
-HttpResponse page_for_key();
+HttpResponse page_for_key(std::string_view path);
 // chat_route.cpp
 asio::awaitable<void> serve_chat(RouteCall& call);
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 
 HANG_GUARD_S = 60  # nothing here takes long; a test that waits this long has failed
 
@@ -124,7 +125,14 @@ class Page:
     """One tab.  What went wrong or out on it is kept: `errors`, `dialogs`, `requests`, `bodies`."""
 
     def __init__(
-        self, browser, context, width=1280, height=800, theme="light", reduced_motion=False
+        self,
+        browser,
+        context,
+        width=1280,
+        height=800,
+        theme="light",
+        reduced_motion=False,
+        target=None,
     ):
         self._browser = browser
         self.context = context
@@ -134,9 +142,12 @@ class Page:
         self.bodies = []  # of POST requests
         self._loaded = threading.Event()
         self._events = queue.Queue()  # of the kind somebody waits for
-        self.target = browser.call(
-            "Target.createTarget", url="about:blank", browserContextId=context
-        )["targetId"]
+        self.target = (
+            target
+            or browser.call("Target.createTarget", url="about:blank", browserContextId=context)[
+                "targetId"
+            ]
+        )
         self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)[
             "sessionId"
         ]
@@ -208,6 +219,23 @@ class Page:
             raise BrowserError(
                 f"{condition}: {error}\nThe page shows:\n{state}\nErrors: {self.errors}"
             ) from None
+
+    def run_until(self, expression, accept):
+        """The value of an expression, once `accept` takes it; needs no timers of the page."""
+        guard = time.monotonic() + HANG_GUARD_S
+        while not accept(value := self.run(expression)):
+            if time.monotonic() > guard:
+                raise BrowserError(f"{expression} stayed {value}")
+        return value
+
+    def wait_for_tab(self, url):
+        """The target of another tab, once one of this page's context shows `url`."""
+        guard = time.monotonic() + HANG_GUARD_S
+        while time.monotonic() < guard:
+            for target in self._browser.call("Target.getTargets")["targetInfos"]:
+                if target["url"] == url and target.get("browserContextId") == self.context:
+                    return target["targetId"]
+        raise BrowserError(f"no tab shows {url}")
 
     def wait_for_event(self, method, accept):
         """The parameters of the first event of that kind that `accept` takes."""

@@ -26,6 +26,9 @@ class Modules(PageCase):
     def test_replies_requests_settings_and_store(self):
         self.check("chat_cases.js")
 
+    def test_figures_charts_and_rows_of_the_dashboard(self):
+        self.check("dashboard_cases.js")
+
 
 if __name__ == "__main__":
     unittest.main()

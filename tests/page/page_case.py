@@ -17,15 +17,18 @@ class PageCase(unittest.TestCase):
         cls.addClassCleanup(cls.browser.close)
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
 
-    def serve(self, *replies, key=None):
-        server = ReplayServer(replies, key=key)
+    def serve(self, *replies, **options):
+        server = ReplayServer(replies, **options)
         self.addCleanup(server.stop)
         return server
 
-    def open(self, server, **options):
+    def open(self, server, path="/", before="", **options):
+        """A page of the server; `before` is JavaScript that runs ahead of the page's own."""
         page = self.browser.new_page(**options)
         self.addCleanup(page.close)
-        page.open(server.url + "/")
+        if before:
+            page.call("Page.addScriptToEvaluateOnNewDocument", source=before)
+        page.open(server.url + path)
         return page
 
     def send(self, page, text):

@@ -28,7 +28,9 @@ TEST(PageAssets, HoldEveryFileOfTheFolderByteForByte) {
     for (const auto& entry : std::filesystem::directory_iterator(page_folder())) {
         if (entry.path().extension() == ".h") continue;
         const std::string name = entry.path().filename();
-        const auto asset = find_page_asset(name == "index.html" ? "/" : "/assets/" + name);
+        const bool page = entry.path().extension() == ".html";
+        const std::string own = name == "index.html" ? "/" : "/" + entry.path().stem().string();
+        const auto asset = find_page_asset(page ? own : "/assets/" + name);
         ASSERT_TRUE(asset) << name;
         EXPECT_EQ(asset->body, read_whole(entry.path())) << name;
         EXPECT_TRUE(asset->etag.size() > 2 && asset->etag.front() == '"' &&
@@ -45,7 +47,8 @@ TEST(PageAssets, TypeFollowsTheName) {
     const std::pair<const char*, const char*> expected[] = {
         {"/", "text/html; charset=utf-8"},
         {"/assets/app.js", "text/javascript; charset=utf-8"},
-        {"/assets/style.css", "text/css; charset=utf-8"},
+        {"/dashboard", "text/html; charset=utf-8"},
+        {"/assets/base.css", "text/css; charset=utf-8"},
         {"/assets/icon.svg", "image/svg+xml; charset=utf-8"},
     };
     for (const auto& [path, type] : expected) {
@@ -75,7 +78,7 @@ TEST(PageAssets, LoadOnlyOneAnother) {
 }
 
 TEST(PageAssets, NothingElseIsFound) {
-    for (const char* path : {"", "/index.html", "/assets/", "/assets", "/assets/../index.html",
+    for (const char* path : {"", "/index.html", "/dashboard.html", "/assets/", "/assets", "/assets/../index.html",
                              "/assets/files.h", "/assets/nothing.js", "assets/app.js", "//"}) {
         EXPECT_FALSE(find_page_asset(path)) << path;
     }

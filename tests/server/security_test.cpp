@@ -48,6 +48,7 @@ const RouteCase guarded[] = {
     {"GET", "/version", ""},
     {"GET", "/tokenizer_info", ""},
     {"GET", "/", ""},
+    {"GET", "/dashboard", ""},
     {"HEAD", "/v1/models", ""},
     {"POST", "/tokenize", R"({"prompt":"a"})"},
     {"POST", "/detokenize", R"({"tokens":[1]})"},

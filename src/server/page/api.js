@@ -11,6 +11,8 @@ export class ApiError extends Error {
 
 const UNREACHABLE = 'The server cannot be reached. Check that percheron serve is still running.';
 
+const PATIENCE_MS = 10_000;  // for what a server that works answers at once
+
 function headers(key) {
     return key ? { Authorization: `Bearer ${key}` } : {};
 }
@@ -54,7 +56,8 @@ function asSentence(text) {
 }
 
 async function json(path, key) {
-    const response = await request(path, { headers: headers(key) });
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    const response = await request(path, { headers: headers(key), signal });
     try {
         return await response.json();
     } catch {
@@ -68,6 +71,15 @@ export async function fetchModel(key) {
     const model = Array.isArray(list.data) ? list.data[0] : null;
     if (!model) throw new ApiError('The server offers no model.');
     return model;
+}
+
+// The server's figures as Prometheus text.
+export async function fetchMetrics(key) {
+    const response = await request('/metrics', {
+        headers: headers(key),
+        signal: AbortSignal.timeout(PATIENCE_MS),
+    });
+    return response.text();
 }
 
 export function fetchStatus(key) {

@@ -4,11 +4,12 @@ import { ConversationStore, downloadConversation, newConversation } from './conv
 import { Generation } from './generation.js';
 import { KeyKeeper } from './key.js';
 import { listenForCopy } from './messages.js';
-import { listenForBackdrop, Panel, startTheme } from './panels.js';
+import { listenForBackdrop, Panel } from './panels.js';
 import { liveFigures, newReply } from './reply.js';
 import { ServerState } from './server_state.js';
 import { SettingsForm } from './settings.js';
 import { local, remember } from './storage.js';
+import { startTheme } from './theme_button.js';
 import { Transcript } from './transcript.js';
 import { requestBody } from './wire.js';
 

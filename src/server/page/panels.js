@@ -1,10 +1,9 @@
-// The two side panels and the theme.  On a wide screen a panel stands beside the chat; on a narrow
+// The two side panels.  On a wide screen a panel stands beside the chat; on a narrow
 // one it lies over it, the rest is out of reach, and Escape closes it.
 
 import { local, remember } from './storage.js';
 
 const NARROW = matchMedia('(max-width: 899px)');
-const THEMES = ['system', 'light', 'dark'];
 
 export class Panel {
     static #all = [];
@@ -59,22 +58,4 @@ export class Panel {
 
 export function listenForBackdrop(root) {
     root.getElementById('backdrop').addEventListener('click', () => Panel.closeOverlay());
-}
-
-// The theme button: as the system has it, light, dark.  theme.js applies the choice at load.
-export function startTheme(button) {
-    const show = (theme) => {
-        if (theme === 'system') delete document.documentElement.dataset.theme;
-        else document.documentElement.dataset.theme = theme;
-        button.querySelector('use').setAttribute('href', `#icon-${theme}`);
-        button.title = `Theme: ${theme}`;
-        button.setAttribute('aria-label', `Theme: ${theme}`);
-    };
-    let theme = document.documentElement.dataset.theme ?? 'system';
-    show(theme);
-    button.addEventListener('click', () => {
-        theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-        remember('percheron.theme', theme);
-        show(theme);
-    });
 }
