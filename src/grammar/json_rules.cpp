@@ -1,7 +1,6 @@
 #include "grammar/json_rules.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "grammar/number_rules.h"
 #include "grammar/string_rules.h"
@@ -13,17 +12,6 @@ namespace {
 constexpr std::size_t deepest = 64;
 constexpr std::uint64_t longest_array = 10000;
 constexpr std::size_t most_values = 5000;  // of an enum
-
-bool fits_type(const Json& value, const std::string& type) {
-    if (type == "object") return value.is_object();
-    if (type == "array") return value.is_array();
-    if (type == "string") return value.is_string();
-    if (type == "boolean") return value.is_boolean();
-    if (type == "null") return value.is_null();
-    if (!value.is_number()) return false;
-    return type == "number" || value.is_number_integer() ||
-           value.get<double>() == std::floor(value.get<double>());
-}
 
 }  // namespace
 
@@ -137,11 +125,7 @@ Result<std::string> JsonRules::listed(const SchemaNode& node) {
     PERCHERON_ASSIGN(const std::vector<std::string> types, types_of(node));
     std::vector<std::string> parts;
     for (const Json& value : values) {
-        const bool fits =
-            types.empty() || std::any_of(types.begin(), types.end(), [&](const std::string& type) {
-                return fits_type(value, type);
-            });
-        if (fits) parts.push_back(literal(value));
+        if (fits_types(value, types)) parts.push_back(literal(value));
     }
     if (parts.empty()) return node.wrong(keyword, "has no value of its type");
     return writer_.rule(RuleWriter::alternatives(parts));

@@ -27,6 +27,8 @@ class JsonRules {
     // schema, or nothing is valid), unsupported (unsupported_parameter: a keyword or a size that
     // cannot be held); messages begin with the pointer.
     Result<std::string> value(const SchemaNode& node);
+    // The same of one type, with the node's keywords about it.
+    Result<std::string> typed(const SchemaNode& node, const std::string& type);
     // Any value, any object.
     std::string any();
     std::string any_object();
@@ -34,14 +36,11 @@ class JsonRules {
     // One literal JSON value.
     static std::string literal(const Json& value);
 
-    const Json& root() const { return root_; }
-
   private:
     Result<std::string> alternatives(const SchemaNode& node, const char* keyword);
     Result<std::string> all_of(const SchemaNode& node);
     Result<std::string> reference(const SchemaNode& node);
     Result<std::string> listed(const SchemaNode& node);
-    Result<std::string> typed(const SchemaNode& node, const std::string& type);
     Result<std::string> number(const SchemaNode& node, bool whole);
     Result<std::string> array(const SchemaNode& node);
     Result<std::string> object(const SchemaNode& node);

@@ -88,6 +88,17 @@ std::string message(const std::string& path, std::string_view keyword, const std
     return text;
 }
 
+bool fits_type(const Json& value, const std::string& type) {
+    if (type == "object") return value.is_object();
+    if (type == "array") return value.is_array();
+    if (type == "string") return value.is_string();
+    if (type == "boolean") return value.is_boolean();
+    if (type == "null") return value.is_null();
+    if (!value.is_number()) return false;
+    return type == "number" || value.is_number_integer() ||
+           value.get<double>() == std::floor(value.get<double>());
+}
+
 }  // namespace
 
 const Json* SchemaNode::find(const char* keyword) const {
@@ -194,6 +205,12 @@ Result<std::vector<std::string>> types_of(const SchemaNode& node) {
         types.push_back("null");
     }
     return types;
+}
+
+bool fits_types(const Json& value, const std::vector<std::string>& types) {
+    return types.empty() || std::any_of(types.begin(), types.end(), [&](const std::string& type) {
+               return fits_type(value, type);
+           });
 }
 
 Result<SchemaNode> resolve(const SchemaNode& node, const Json& root) {

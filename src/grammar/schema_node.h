@@ -47,6 +47,9 @@ Status check_alone(const SchemaNode& node, std::initializer_list<std::string_vie
 // The types that `type` names, or that the other keywords are about; none: any value.
 Result<std::vector<std::string>> types_of(const SchemaNode& node);
 
+// Whether the value is of one of the types; of any, if none are named.
+bool fits_types(const Json& value, const std::vector<std::string>& types);
+
 // Where "#" or "#/..." leads.
 Result<SchemaNode> resolve(const SchemaNode& node, const Json& root);
 

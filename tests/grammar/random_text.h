@@ -1,6 +1,7 @@
 // Texts that a grammar allows, drawn at random over the tokens of nano.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <random>

@@ -116,33 +116,94 @@ def root(seed):
     return schema
 
 
-def main():
-    count = int(os.environ.get("SCHEMAS", "200"))
-    schemas = [root(seed) for seed in range(count)]
-    run = subprocess.run([sys.argv[1], "12"], input="".join(json.dumps(s) + "\n" for s in schemas),
+def parameters(seed):
+    """Of a tool: an object with parameters of every kind, strings and unions more than their share."""
+    schemas = Schemas(seed)
+    pick = schemas.random
+
+    def parameter():
+        return pick.choice([schemas.string, schemas.string, schemas.number, lambda: schemas.schema(2), lambda: {
+            "anyOf": [{"type": "string"}, {"type": "null"}]}, lambda: {"type": ["string", "integer"]}, lambda: {
+            "enum": ["a", "true", 1, None, "two words"][:pick.randrange(1, 6)]}, lambda: {
+            "type": "string", "enum": [" padded ", "null", "{\"k\": 1}", "</arg_value>"]}, lambda: {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 3}}]}])()
+    chosen = pick.sample(names, pick.randrange(5))
+    schema = {"type": "object", "properties": {name: parameter() for name in chosen},
+              "required": [name for name in chosen if pick.random() < 0.5], "additionalProperties": False}
+    return schema if chosen or seed % 2 else None
+
+
+def tools(seed):
+    chosen = ["get", "get_weather", "write-file"][:seed % 3 + 1]
+    offered = []
+    for i, name in enumerate(chosen):
+        function = {"name": name, "strict": seed % 2 == 0}
+        schema = parameters(10 * seed + i)
+        if schema is not None:
+            function["parameters"] = schema
+        offered.append({"type": "function", "function": function})
+    return offered
+
+
+def samples(lines):
+    run = subprocess.run([sys.argv[1], "8"], input="".join(json.dumps(line) + "\n" for line in lines),
                          capture_output=True, text=True, check=True)
-    replies = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(replies) == count
-    checked = refused = unfinished = 0
-    for schema, reply in zip(schemas, replies):
-        assert "fault" not in reply, (schema, reply)
+    replies = [json.loads(line) for line in run.stdout.split("\n")[:-1]]
+    assert len(replies) == len(lines)
+    for line, reply in zip(lines, replies):
+        assert "fault" not in reply, (line, reply)
         if "error" in reply:
             # Ranges without a number and the like are refused by name, by a pointer.
-            assert reply["reason"] in ("invalid_value", "unsupported_parameter"), (schema, reply)
-            assert reply["error"].startswith("#"), (schema, reply)
-            refused += 1
-            continue
-        unfinished += reply["open"]
-        validator = jsonschema.Draft202012Validator(
-            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
-        for text in reply["texts"]:
-            value = json.loads(text)
-            errors = list(validator.iter_errors(value))
-            assert not errors, (schema, text, errors[0].message)
+            assert reply["reason"] in ("invalid_value", "unsupported_parameter"), (line, reply)
+            assert reply["error"].startswith("#"), (line, reply)
+    return replies
+
+
+def check(schema, text):
+    value = json.loads(text)
+    validator = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    errors = list(validator.iter_errors(value))
+    assert not errors, (schema, text, errors[0].message)
+
+
+def main():
+    count = int(os.environ.get("SCHEMAS", "120"))
+    schemas = [root(seed) for seed in range(count)]
+    checked = refused = unfinished = 0
+    for schema, reply in zip(schemas, samples([{"schema": schema} for schema in schemas])):
+        refused += "error" in reply
+        unfinished += reply.get("open", 0)
+        for text in reply.get("texts", []):
+            check(schema, text)
             checked += 1
     print(f"{checked} texts of {count} schemas are valid; {refused} schemas refused, {unfinished} texts unfinished")
-    assert checked > 9 * count, checked
+    assert checked > 6 * count, checked
     assert refused < count / 8, refused
+
+    lines = [{"tools": tools(seed), "one": seed % 4 == 0} for seed in range(count)]
+    calls = refused = several = 0
+    for line, reply in zip(lines, samples(lines)):
+        refused += "error" in reply
+        offered = {tool["function"]["name"]: tool["function"] for tool in line["tools"]}
+        for made in reply.get("texts", []):
+            assert isinstance(made, list) and made, (line, made)
+            assert len(made) == 1 or not line["one"], made
+            several += len(made) > 1
+            for call in made:
+                schema = offered[call["name"]].get("parameters", {"type": "object", "maxProperties": 0})
+                # Only strict tools are held to what a call cannot always tell apart.
+                if offered[call["name"]]["strict"]:
+                    check(schema, call["arguments"])
+                else:
+                    given = json.loads(call["arguments"])
+                    assert set(schema.get("required", [])) <= set(given), (schema, given)
+                    assert set(given) <= set(schema.get("properties", {})), (schema, given)
+                calls += 1
+    print(f"{calls} calls of {count} lists of tools are valid, {several} replies with several; {refused} lists refused")
+    assert calls > 6 * count, calls
+    assert several > count // 2, several
+    assert refused < count / 4, refused
 
 
 main()
