@@ -22,7 +22,7 @@ struct GrammarCompilerOptions {
     std::uint32_t vocabulary = 0;  // logits of the model; at least the tokenizer's size
     std::vector<TokenId> stop_tokens;
     std::size_t cache_bytes = 256u << 20;  // of compiled grammars kept for the next request
-    double token_seconds = 0.25;           // of processor time a choice may take for one token
+    double token_seconds = 0.1;            // of processor time a choice may take for one token
 };
 
 class GrammarCompiler {

@@ -59,8 +59,8 @@ TEST(Regex, SampledTextsMatchAndMutatedOnesAreJudgedAlike) {
     int sampled = 0;
     int refused = 0;
     int judged = 0;
-    for (int round = 0; round < 60; ++round) {
-        const std::string pattern = random_pattern(random, 2);
+    for (int round = 0; round < 30; ++round) {
+        const std::string pattern = random_pattern(random, 1);
         SCOPED_TRACE(pattern);
         const auto grammar = compiled(pattern, RegexMatch::whole);
         const std::regex other(pattern, std::regex::ECMAScript);
@@ -88,9 +88,9 @@ TEST(Regex, SampledTextsMatchAndMutatedOnesAreJudgedAlike) {
             }
         }
     }
-    EXPECT_GT(sampled, 100);
-    EXPECT_GT(judged, 400);
-    EXPECT_GT(refused, 80);
+    EXPECT_GT(sampled, 60);
+    EXPECT_GT(judged, 240);
+    EXPECT_GT(refused, 60);
 }
 
 TEST(Regex, SearchesWhereAnchorsDoNotHold) {
