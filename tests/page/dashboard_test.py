@@ -146,11 +146,9 @@ class Dashboard(PageCase):
             "disconnects": figures.whole(said.of("disconnects_total")),
             "loops": figures.whole(said.of("loops_total")),
             "preemptions": figures.whole(said.of("preemptions_total")),
-            "requests-note": "Nothing runs or waits."
-            if not rows
-            else f"and {left_out} more"
-            if left_out
-            else "",
+            "requests-note": (
+                "Nothing runs or waits." if not rows else f"and {left_out} more" if left_out else ""
+            ),
             "requests": rows,
             "latencies": latencies,
             "replies": {
@@ -223,10 +221,16 @@ class Dashboard(PageCase):
             page.run("for (const row of document.querySelectorAll('#requests tr')) row.seen = true")
         connections.pop(1).close()
         page.wait_for("document.querySelectorAll('#requests tr').length === 2")
-        self.assertTrue(page.run("Array.from(document.querySelectorAll('#requests tr')).every((row) => row.seen)"))
+        self.assertTrue(
+            page.run(
+                "Array.from(document.querySelectorAll('#requests tr')).every((row) => row.seen)"
+            )
+        )
         for connection in connections:
             connection.close()
-        page.wait_for("document.getElementById('requests-note').textContent === 'Nothing runs or waits.'")
+        page.wait_for(
+            "document.getElementById('requests-note').textContent === 'Nothing runs or waits.'"
+        )
         page.wait_for("document.getElementById('disconnects').textContent === '3'")
         self.assert_clean(page)
 
@@ -234,8 +238,10 @@ class Dashboard(PageCase):
         server = self.serve(QUICK)
         page = self.open(server, path="/dashboard", before=HOLD_TIMERS)
         asked = lambda: sum(url.endswith("/metrics") for url in page.requests)
-        page.run("window.hide = (hidden) => { Object.defineProperty(document, 'hidden', {configurable: true, "
-                 "get: () => hidden}); document.dispatchEvent(new Event('visibilitychange')); }")
+        page.run(
+            "window.hide = (hidden) => { Object.defineProperty(document, 'hidden', {configurable: true, "
+            "get: () => hidden}); document.dispatchEvent(new Event('visibilitychange')); }"
+        )
         waits = "Array.from(timers.values(), (timer) => timer.delay)"
         for round in range(1, 5):
             [wait] = page.run_until(waits, lambda value: len(value) == 1)
@@ -246,7 +252,10 @@ class Dashboard(PageCase):
         # Hidden, or paused, and nothing waits for its time.
         for leave, come in (
             ("hide(true)", "hide(false)"),
-            ("document.getElementById('pause').click()", "document.getElementById('pause').click()"),
+            (
+                "document.getElementById('pause').click()",
+                "document.getElementById('pause').click()",
+            ),
         ):
             page.run_until(waits, lambda value: len(value) == 1)
             before = asked()
@@ -356,24 +365,35 @@ class Dashboard(PageCase):
 
     def test_everything_has_a_name_for_screen_readers(self):
         page = self.dashboard(self.busy_server())
-        nodes = [node for node in page.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+        nodes = [
+            node
+            for node in page.call("Accessibility.getFullAXTree")["nodes"]
+            if not node["ignored"]
+        ]
         roles = [node["role"]["value"] for node in nodes]
         for node in nodes:
             if node["role"]["value"] in ("button", "link", "region", "image", "img"):
                 self.assertTrue(node["name"]["value"].strip(), node)
-        self.assertLessEqual({"banner", "main", "heading", "table", "columnheader", "rowheader"}, set(roles))
+        self.assertLessEqual(
+            {"banner", "main", "heading", "table", "columnheader", "rowheader"}, set(roles)
+        )
         self.assertGreater(roles.count("link"), 0)
         self.assertGreaterEqual(sum(role in ("image", "img") for role in roles), 2)
         # Numbers that change every second are not read out.
         self.assertEqual(
-            page.run("Array.from(document.querySelectorAll('[aria-live], [role=status]'), (node) => node.id)"), []
+            page.run(
+                "Array.from(document.querySelectorAll('[aria-live], [role=status]'), (node) => node.id)"
+            ),
+            [],
         )
         self.assertEqual(page.run("document.documentElement.lang"), "en")
         self.assertEqual(page.run("document.querySelectorAll('h1').length"), 1)
 
     def test_text_has_contrast_in_both_themes(self):
         page = self.dashboard(self.busy_server())
-        page.run("document.getElementById('trouble').textContent = 'Something.'; document.getElementById('trouble').hidden = false")
+        page.run(
+            "document.getElementById('trouble').textContent = 'Something.'; document.getElementById('trouble').hidden = false"
+        )
         page.click("#pause")
         for theme in ("light", "dark"):
             page.look(1280, 900, theme)
@@ -402,7 +422,9 @@ class Dashboard(PageCase):
                 for (_, right), (left, _) in zip(sorted(top), sorted(top)[1:]):
                     self.assertLessEqual(right, left, f"the top bar overlaps at {width}")
                 if width in (320, 768, 1280):
-                    page.wait_for("document.querySelector('#decode-chart .line').getAttribute('d').split('L').length > 4")
+                    page.wait_for(
+                        "document.querySelector('#decode-chart .line').getAttribute('d').split('L').length > 4"
+                    )
                     self.shoot(page, f"dashboard-{theme}-{width}")
                     page.run("window.scrollTo(0, document.body.scrollHeight)")
                     self.shoot(page, f"dashboard-end-{theme}-{width}")

@@ -45,7 +45,9 @@ class Figures:
                 continue
             bound = float(labels["le"])
             if value >= part * count and value > below:
-                return bound_below + (bound - bound_below) * (part * count - below) / (value - below)
+                return bound_below + (bound - bound_below) * (part * count - below) / (
+                    value - below
+                )
             below, bound_below = value, bound
         return bound_below
 

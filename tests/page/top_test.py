@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import struct
@@ -43,6 +44,7 @@ class Terminal:
         environment |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", **dict(env)}
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some tests make it fail
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.execve(BINARY, [BINARY, "top", *arguments], environment)
         self.status = None
@@ -207,7 +209,9 @@ class Top(unittest.TestCase):
         server = self.working_server()
         terminal = self.top(server.url, "--interval", "0.2")
         # At rest: two replies hang, and the rates have come down.
-        frame = terminal.wait_for(lambda text: "prefill 0.0 tok/s" in text and "decode 0.0 tok/s" in text)
+        frame = terminal.wait_for(
+            lambda text: "prefill 0.0 tok/s" in text and "decode 0.0 tok/s" in text
+        )
         parts, rows = self.figures_of(server)
         text = "\n".join(frame) + "\n"
         self.assertIn("draft acceptance 66.7 %   ", parts)
@@ -229,7 +233,9 @@ class Top(unittest.TestCase):
         streaming = {"match": "stream", "steps": ["word "] * 4000, "delay_ms": 20}
         server = self.serve(streaming)
         terminal = self.top(server.url, "--interval", "0.1")
-        terminal.wait_for(lambda text: "decode 0.0 tok/s" in text and "Nothing runs or waits." in text)
+        terminal.wait_for(
+            lambda text: "decode 0.0 tok/s" in text and "Nothing runs or waits." in text
+        )
         self.ask(server, "stream")
         frame = terminal.wait_for(lambda text: re.search(r"decode [1-9].*[▂-█]{3}", text))
         self.assertIn("thinking", "\n".join(frame))
@@ -297,7 +303,10 @@ class Top(unittest.TestCase):
         os.kill(server.process_id, signal.SIGKILL)  # its replies hang, and would have their time
         server.stop()
         frame = terminal.wait_for(lambda text: "cannot reach" in text)
-        self.assertIn(f"cannot reach {server.url} (Connection refused); check that percheron serve", "\n".join(frame))
+        self.assertIn(
+            f"cannot reach {server.url} (Connection refused); check that percheron serve",
+            "\n".join(frame),
+        )
         self.assertIn("running 2", "\n".join(frame))
         self.serve(QUICK, port=server.port)
         frame = terminal.wait_for(lambda text: "running 0" in text)
@@ -319,7 +328,11 @@ class Top(unittest.TestCase):
 
     def test_colour_only_where_it_is_welcome(self):
         server = self.working_server()
-        for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)):
+        for environment, coloured in (
+            ({}, True),
+            ({"NO_COLOR": "1"}, False),
+            ({"NO_COLOR": ""}, True),
+        ):
             terminal = self.top(server.url, env=environment)
             terminal.wait_for(lambda text: "running 2" in text)
             self.assertEqual(bool(re.search(r"\x1b\[[1-9][0-9;]*m", terminal.written)), coloured)
@@ -361,10 +374,18 @@ class Top(unittest.TestCase):
             keys.flush()
             cases = [
                 ([server.url], 1, "wants a key; name a file with one by --api-key-file"),
-                ([server.url, "--api-key-file", keys.name], 1, "does not know the key of --api-key-file"),
+                (
+                    [server.url, "--api-key-file", keys.name],
+                    1,
+                    "does not know the key of --api-key-file",
+                ),
                 ([server.url, "--api-key-file", "/nonexistent"], 1, "cannot read the key file"),
                 (["http://127.0.0.1:1"], 1, "cannot reach http://127.0.0.1:1 (Connection refused)"),
-                (["http://no-such-host.invalid"], 1, "cannot reach http://no-such-host.invalid:8000"),
+                (
+                    ["http://no-such-host.invalid"],
+                    1,
+                    "cannot reach http://no-such-host.invalid:8000",
+                ),
                 ([server.url + "/elsewhere"], 1, "wants a key"),
                 (["https://localhost"], 2, "https is not spoken here"),
                 ([server.url, "--interval", "0"], 2, "--interval"),
@@ -384,7 +405,13 @@ class Top(unittest.TestCase):
 
     def test_help_is_complete(self):
         text = self.run_top("--help").stdout
-        for part in ("URL", "--interval", "--once", "--api-key-file", "Example: percheron top http"):
+        for part in (
+            "URL",
+            "--interval",
+            "--once",
+            "--api-key-file",
+            "Example: percheron top http",
+        ):
             self.assertIn(part, text)
 
 

@@ -78,8 +78,9 @@ TEST(PageAssets, LoadOnlyOneAnother) {
 }
 
 TEST(PageAssets, NothingElseIsFound) {
-    for (const char* path : {"", "/index.html", "/dashboard.html", "/assets/", "/assets", "/assets/../index.html",
-                             "/assets/files.h", "/assets/nothing.js", "assets/app.js", "//"}) {
+    for (const char* path :
+         {"", "/index.html", "/dashboard.html", "/assets/", "/assets", "/assets/../index.html",
+          "/assets/files.h", "/assets/nothing.js", "assets/app.js", "//"}) {
         EXPECT_FALSE(find_page_asset(path)) << path;
     }
 }
