@@ -131,7 +131,8 @@ void write_latencies(Page& page, const Metrics& metrics) {
     page.histogram(metrics.inter_token_latency);
     page.head("e2e_request_latency_seconds", "histogram", "From the request to its end.");
     page.histogram(metrics.request_latency);
-    page.head("request_queue_time_seconds", "histogram", "From the request to its admission.");
+    page.head("request_queue_time_seconds", "histogram",
+              "From the engine's taking a request to its admission.");
     page.histogram(metrics.queue_time);
 }
 

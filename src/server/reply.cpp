@@ -101,7 +101,6 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
         metrics_.cache_queries += setup_.prompt_tokens;
         metrics_.cache_hits += admitted.cached_tokens;
     }
-    metrics_.queue_time.observe(std::chrono::duration<double>(now - setup_.received).count());
     if (writer_ != nullptr) writer_->begin();
 }
 
@@ -257,6 +256,12 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
     if (open_choices_ == 0) {
         metrics_.request_latency.observe(
             std::chrono::duration<double>(now - setup_.received).count());
+        // By the engine's clock: its events come when a step ends, and that may be the first one.
+        const auto first = std::min_element(
+            ended_choices_.begin(), ended_choices_.end(), [](const auto& one, const auto& other) {
+                return one.statistics.queue_seconds < other.statistics.queue_seconds;
+            });
+        metrics_.queue_time.observe(first->statistics.queue_seconds);
         if (client_left_) ++metrics_.disconnects;
         if (ended_) std::exchange(ended_, nullptr)(*this);
     }

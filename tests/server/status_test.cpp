@@ -206,6 +206,57 @@ TEST(MetricsTest, OwnNamesAreThereFromTheStartAndNotUnderForeignOnes) {
     EXPECT_EQ(server.metric("vllm:num_requests_running"), 1);
 }
 
+// Tells of an admission together with the first tokens, as an engine does whose first step computes
+// the whole prompt.
+class LateSink final : public EngineEventSink {
+  public:
+    explicit LateSink(EngineEventSink& sink) : sink_(sink) {}
+    void on_events(EngineEvents& events) override {
+        held_.insert(held_.end(), events.admitted.begin(), events.admitted.end());
+        events.admitted.clear();
+        if (!events.runs.empty()) std::swap(events.admitted, held_);
+        for (EngineEvents::Finished& finished : events.finished)
+            finished.statistics.queue_seconds = 0.25;
+        if (!events.empty()) sink_.on_events(events);
+    }
+
+  private:
+    EngineEventSink& sink_;
+    std::vector<EngineEvents::Admitted> held_;
+};
+
+class LateEngine final : public Engine {
+  public:
+    explicit LateEngine(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+    const EngineDescription& description() const override { return engine_->description(); }
+    EngineStatus status() const override { return engine_->status(); }
+    Result<RequestId> submit(GenerationRequest request, EngineEventSink& sink) override {
+        if (!sink_) sink_ = std::make_unique<LateSink>(sink);
+        return engine_->submit(std::move(request), *sink_);
+    }
+    void cancel(RequestId request, std::uint32_t choice) override {
+        engine_->cancel(request, choice);
+    }
+
+  private:
+    std::unique_ptr<EngineEventSink> sink_;  // goes after the engine that uses it
+    std::unique_ptr<Engine> engine_;
+};
+
+TEST(MetricsTest, QueueTimeIsTheEnginesAndHoldsNoPrefill) {
+    ReplayServerOptions options;
+    options.wrap = [](std::unique_ptr<Engine> engine) {
+        return std::make_unique<LateEngine>(std::move(engine));
+    };
+    const ReplayServer server(Lines{Json{{"match", ""}, {"steps", {"Hm.</think>", "ok"}}}},
+                              options);
+    for (const int choices : {1, 3}) {
+        EXPECT_EQ(server.chat({{"messages", user_message("quick")}, {"n", choices}}).status, 200);
+    }
+    EXPECT_EQ(server.metric("vllm:request_queue_time_seconds_count"), 2);
+    EXPECT_EQ(server.metric("vllm:request_queue_time_seconds_sum"), 0.5);
+}
+
 TEST(StatusTest, NamesTheServer) {
     const ReplayServer server(Lines{answering});
     const Json status = server.get("/status").json();
