@@ -1,5 +1,6 @@
 #include "draft/mtp_proposer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/logging.h"
@@ -33,8 +34,16 @@ void MtpProposer::add_rows(const DraftSequence& sequence, Position first, std::u
     for (std::uint32_t i = 0; i < count; ++i) {
         const std::size_t next = std::size_t{first} + i + 1;
         const std::size_t known = sequence.tokens.size();
-        batch_tokens_.push_back(next < known ? sequence.tokens[next]
-                                             : (*sequence.drafts)[next - known]);
+        const std::size_t draft = next - std::min(next, known);
+        if (next < known) {
+            batch_tokens_.push_back(sequence.tokens[next]);
+        } else if (draft < sequence.drafts->size()) {
+            batch_tokens_.push_back((*sequence.drafts)[draft]);
+        } else {
+            // The end of a text that is only kept for others: any token will do, or the layer's
+            // latent would be missing there.
+            batch_tokens_.push_back(sequence.tokens.back());
+        }
         hidden_rows_.push_back(first_hidden + i);
     }
     for (const DraftSequence::Features& features : sequence.features) {

@@ -6,12 +6,15 @@
 #include <vector>
 
 #include "cache/cache_shape.h"
+#include "draft/copy_proposer.h"
+#include "draft/mtp_proposer.h"
 #include "ops/batch.h"
 #include "sampling/sampler.h"
 
 namespace percheron::engine {
 
-Status check_options(const LocalEngineOptions& options, const model::ModelConfig& config) {
+Status check_options(const NetworkParts& parts, const LocalEngineOptions& options) {
+    const model::ModelConfig& config = parts.network->config();
     const auto wrong = [](std::string message) {
         return Error(ErrorCode::invalid_argument, std::move(message));
     };
@@ -19,6 +22,12 @@ Status check_options(const LocalEngineOptions& options, const model::ModelConfig
     if (options.context_tokens < 2 || options.context_tokens > kv_tokens) {
         return wrong("the context is " + std::to_string(options.context_tokens) +
                      " tokens but the pool holds " + std::to_string(kv_tokens));
+    }
+    if (options.draft.mtp && parts.mtp == nullptr) {
+        return wrong("drafting with the MTP layer needs one that was loaded");
+    }
+    if (options.draft.depth > 0 && options.scheduler.draft_rows == 0) {
+        return wrong("drafts need rows of the steps: draft_rows is 0");
     }
     std::vector<TokenId> tokens = options.banned_tokens;
     tokens.insert(tokens.end(), options.stop_tokens.begin(), options.stop_tokens.end());
@@ -46,6 +55,26 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
     description.stop_tokens = options.stop_tokens;
     description.vision = parts.tower != nullptr;
     return description;
+}
+
+DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheStore& caches,
+                                      const LocalEngineOptions& options) {
+    DraftRounds::Proposers proposers;
+    if (options.draft.depth == 0) {
+        return proposers;
+    }
+    if (parts.proposer) {
+        proposers.push_back(std::move(parts.proposer));
+    }
+    if (options.draft.copy) {
+        proposers.push_back(std::make_unique<draft::CopyProposer>(options.scheduler.max_running,
+                                                                  draft::CopyOptions{}));
+    }
+    if (options.draft.mtp) {
+        proposers.push_back(std::make_unique<draft::MtpProposer>(
+            *parts.network, std::move(parts.mtp), caches.views().latent.back()));
+    }
+    return proposers;
 }
 
 RequestLimits limits_of(const NetworkParts& parts, const LocalEngineOptions& options) {
@@ -92,6 +121,7 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
     sequence->tokens.reserve(most_tokens);
     sequence->pages.reserve(cache::pages_for(most_tokens));
     sequence->tokens.insert(sequence->tokens.end(), request.prompt.begin(), request.prompt.end());
+    sequence->drafting.wanted = request.draft;
     for (const PromptImage& image : request.images) {
         sequence->images.push_back({image, nullptr});
         sequence->image_spans.push_back({image.first, image.count, image.content_hash});

@@ -7,7 +7,9 @@
 
 #include "percheron/engine.h"
 
+#include "cache/cache_store.h"
 #include "core/status.h"
+#include "engine/draft_rounds.h"
 #include "engine/local_engine.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
@@ -15,9 +17,14 @@
 namespace percheron::engine {
 
 // Errors: invalid_argument, with the option named.
-Status check_options(const LocalEngineOptions& options, const model::ModelConfig& config);
+Status check_options(const NetworkParts& parts, const LocalEngineOptions& options);
 
 EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& options);
+
+// Those the options ask for, in the order they are asked; takes the MTP layer out of `parts`.
+// Empty: no speculation.
+DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheStore& caches,
+                                      const LocalEngineOptions& options);
 
 RequestLimits limits_of(const NetworkParts& parts, const LocalEngineOptions& options);
 

@@ -13,6 +13,8 @@
 #include "cache/cache_store.h"
 #include "core/logging.h"
 #include "core/throughput.h"
+#include "draft/verification.h"
+#include "engine/draft_rounds.h"
 #include "engine/engine_start.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
@@ -59,6 +61,7 @@ class LocalEngine final : public Engine {
     void end_cancelled_and_late();
     void encode();
     Status step();
+    void take_tokens(PlannedRows& planned, std::span<const float> logits);
     void announce(Sequence& sequence);
     void finish(Sequence& sequence, Ending ending);
     void finish_step(double seconds);
@@ -67,7 +70,7 @@ class LocalEngine final : public Engine {
     NetworkParts parts_;
     std::unique_ptr<cache::CacheStore> caches_;
     const LocalEngineOptions options_;
-    const EngineDescription description_;
+    EngineDescription description_;
     const RequestLimits limits_;
 
     // Shared, under mutex_.
@@ -92,6 +95,8 @@ class LocalEngine final : public Engine {
     StepPlan plan_;
     EventBatches events_;
     TokenCommit tokens_;
+    std::unique_ptr<DraftRounds> rounds_;  // null: no speculation
+    std::uint32_t accepted_now_ = 0;
     std::vector<Cancel> cancels_now_;
     std::vector<Sequence*> all_;
     std::uint32_t finished_now_ = 0;
@@ -114,6 +119,12 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
       reprefill_(description_.kv_tokens),
       runner_(*parts_.network, *caches_),
       tokens_(description_.vocabulary, options_.banned_tokens, events_) {
+    if (DraftRounds::Proposers proposers = make_proposers(parts_, *caches_, options_);
+        !proposers.empty()) {
+        rounds_ = std::make_unique<DraftRounds>(std::move(proposers), options_.draft,
+                                                options_.banned_tokens, scheduler_);
+        description_.proposer = rounds_->name();
+    }
     status_.kv_tokens_total = description_.kv_tokens;
     status_.kv_tokens_free = description_.kv_tokens;
     thread_ = std::thread([this] { run(); });
@@ -294,6 +305,7 @@ Status LocalEngine::step() {
         } else {
             caches_->clear_slot(*sequence.slot);
         }
+        if (rounds_) rounds_->begin(sequence);
         if (!plan_.background) {
             announce(sequence);
         }
@@ -305,19 +317,44 @@ Status LocalEngine::step() {
             caches_->save(copy.slot, copy.position, copy.checkpoint);
         }
         std::size_t row = 0;
-        for (const PlannedRows& planned : plan_.rows) {
+        for (PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
                 const std::size_t vocabulary = description_.vocabulary;
-                const auto newest = logits.subspan(row++ * vocabulary, vocabulary);
-                if (auto ending = tokens_.take(*planned.sequence, newest)) {
-                    finish(*planned.sequence, std::move(*ending));
-                }
+                const std::size_t rows = 1 + planned.drafts;
+                take_tokens(planned, logits.subspan(row * vocabulary, rows * vocabulary));
+                row += rows;
             }
+        }
+        if (rounds_) {
+            PERCHERON_TRY(rounds_->propose(plan_));
         }
     }
     reprefill_.after_step(scheduler_);
     finish_step(seconds_between(start, Clock::now()));
     return {};
+}
+
+// The token behind the newest, and those behind the drafts that hold.
+void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logits) {
+    Sequence& sequence = *planned.sequence;
+    const std::size_t vocabulary = description_.vocabulary;
+    const auto drafts = std::span(sequence.drafting.drafts).first(planned.drafts);
+    std::optional<Ending> ending;
+    const draft::Verdict verdict = draft::verify(drafts, [&](std::uint32_t row) {
+        ending = tokens_.take(sequence, logits.subspan(row * vocabulary, vocabulary));
+        // What could not be chosen is no token of the draft.
+        const bool failed = ending && ending->error;
+        return draft::TakenToken{failed ? TokenId(-1) : sequence.tokens.back(), ending.has_value()};
+    });
+    Scheduler::accept(sequence, verdict.accepted);
+    accepted_now_ += verdict.accepted;
+    if (rounds_) {
+        rounds_->count(sequence, planned.drafts, verdict);
+    }
+    if (ending) {
+        finish(sequence, std::move(*ending));
+        planned.sequence = nullptr;
+    }
 }
 
 void LocalEngine::announce(Sequence& sequence) {
@@ -354,6 +391,9 @@ void LocalEngine::finish(Sequence& sequence, Ending ending) {
     const auto first_token = sequence.generated() > 0 ? sequence.first_token : now;
     statistics.prefill_seconds = seconds_between(sequence.first_admitted, first_token);
     statistics.decode_seconds = seconds_between(first_token, now);
+    if (rounds_) {
+        rounds_->write_statistics(sequence, statistics);
+    }
     events_.of(sequence.sink).finished.push_back(std::move(finished));
     ++finished_now_;
     std::unique_ptr<Sequence> ended = images_.remove(sequence);
@@ -375,7 +415,9 @@ void LocalEngine::finish_step(double seconds) {
     record.seconds = seconds;
     for (const PlannedRows& planned : plan_.rows) {
         record.rows += planned.count;
+        record.drafts += planned.drafts;
     }
+    record.accepted = std::exchange(accepted_now_, 0);
     {
         const std::lock_guard lock(mutex_);
         alive_choices_ -= finished_now_;
@@ -390,7 +432,8 @@ void LocalEngine::finish_step(double seconds) {
         if (record.rows > 0) {
             ++status_.steps;
             const bool decode = record.numeric_class == ops::NumericClass::decode;
-            (decode ? decoded_ : prefilled_).add(Clock::now(), record.rows);
+            (decode ? decoded_ : prefilled_)
+                .add(Clock::now(), record.rows - record.drafts + record.accepted);
         }
     }
     finished_now_ = 0;
@@ -425,8 +468,9 @@ void LocalEngine::die(const Error& error) {
 
 Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngineOptions options) {
     const model::ModelConfig& config = parts.network->config();
-    PERCHERON_TRY(check_options(options, config));
-    const cache::CacheShape shape = cache::CacheShape::of(config, options.kv_dtype);
+    PERCHERON_TRY(check_options(parts, options));
+    const cache::CacheShape shape = cache::CacheShape::of(
+        config, options.kv_dtype, draft::uncommitted_rows(options.draft.depth), options.draft.mtp);
     PERCHERON_ASSIGN(auto caches, cache::CacheStore::create(
                                       shape, options.scheduler.pages, options.scheduler.max_running,
                                       *parts.backend, options.scheduler.checkpoints));

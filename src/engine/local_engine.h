@@ -13,8 +13,11 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "draft/draft_options.h"
+#include "draft/proposer.h"
 #include "engine/scheduler.h"
 #include "engine/thinking_budget.h"
+#include "model/mtp_layer.h"
 #include "model/network.h"
 #include "model/vision_tower.h"
 #include "ops/backend.h"
@@ -26,6 +29,8 @@ struct NetworkParts {
     std::shared_ptr<void> weights;  // whatever the network's matrices point into
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<model::Network> network;
+    std::unique_ptr<model::MtpLayer> mtp;       // null: the model's own layer does not draft
+    std::unique_ptr<draft::Proposer> proposer;  // asked before the options' own; null: none
     std::unique_ptr<model::VisionTower> tower;  // null: no images
 };
 
@@ -35,6 +40,8 @@ struct StepRecord {
     ops::NumericClass numeric_class = ops::NumericClass::decode;
     std::uint32_t sequences = 0;
     std::uint32_t rows = 0;
+    std::uint32_t drafts = 0;    // of the rows
+    std::uint32_t accepted = 0;  // of the drafts
     std::uint32_t preempted = 0;
     bool background = false;  // a reply on its way into the prefix cache (C11)
     double seconds = 0;
@@ -45,6 +52,7 @@ struct LocalEngineOptions {
     std::uint32_t context_tokens = 0;  // at most 64 * scheduler.pages
     std::uint32_t max_queued = 1024;   // choices waiting beside max_running
     SchedulerOptions scheduler;        // its rows at most the network's
+    draft::DraftOptions draft;
     DType kv_dtype = DType::bf16;
     std::vector<TokenId> stop_tokens;
     // Ids that are never valid output: rows of the head without a string, image placeholders.

@@ -172,7 +172,7 @@ void Scheduler::plan_background(StepPlan& plan) {
     const std::uint32_t count =
         std::min(sequence.prompt_tokens - sequence.computed, prefill_row_limit(true));
     if (count > 0) {
-        plan.rows.push_back({&sequence, sequence.computed, count, false});
+        plan.rows.push_back({&sequence, sequence.computed, count, 0, false});
     }
 }
 
@@ -201,6 +201,7 @@ std::uint32_t Scheduler::available_pages() const {
 void Scheduler::plan_decode(StepPlan& plan) const {
     plan.numeric_class = ops::NumericClass::decode;
     std::uint32_t left = options_.decode_rows;
+    std::uint32_t draft_rows = options_.draft_rows;
     std::uint32_t others = static_cast<std::uint32_t>(
         std::count_if(running_.begin(), running_.end(),
                       [](const auto& sequence) { return !sequence->prefilling(); }));
@@ -213,8 +214,16 @@ void Scheduler::plan_decode(StepPlan& plan) const {
         const auto missing =
             static_cast<std::uint32_t>(sequence->tokens.size()) - sequence->computed;
         const std::uint32_t count = std::min({missing, options_.refeed_rows, left - others});
-        plan.rows.push_back({sequence.get(), sequence->computed, count, count == missing});
         left -= count;
+        std::uint32_t drafts = 0;
+        if (count == missing) {
+            const auto proposed = static_cast<std::uint32_t>(sequence->drafting.drafts.size());
+            drafts = std::min({proposed, draft_rows, left - others});
+            left -= drafts;
+            draft_rows -= drafts;
+        }
+        plan.rows.push_back(
+            {sequence.get(), sequence->computed, count + drafts, drafts, count == missing});
     }
 }
 
@@ -235,7 +244,7 @@ void Scheduler::plan_prefill(StepPlan& plan, std::uint32_t row_limit) const {
         }
         const bool first_time = sequence->generated() == 0;
         plan.rows.push_back(
-            {sequence.get(), sequence->computed, count, count == missing && first_time});
+            {sequence.get(), sequence->computed, count, 0, count == missing && first_time});
         left -= count;
     }
 }
@@ -252,10 +261,27 @@ std::uint32_t Scheduler::prefill_row_limit(bool others_decode) const {
     return static_cast<std::uint32_t>(whole) / grid * grid;
 }
 
+std::uint32_t Scheduler::reserve(Sequence& sequence, std::uint32_t positions) {
+    const std::uint32_t needed = cache::pages_for(positions);
+    const auto held = static_cast<std::uint32_t>(sequence.pages.size());
+    if (needed > held && cache_.available() >= needed - held + running()) {
+        [[maybe_unused]] const bool grown = cache_.grow(sequence.pages, needed);
+        assert(grown);
+    }
+    const auto covered = static_cast<std::uint32_t>(sequence.pages.size()) * grid;
+    return std::min(positions, covered);
+}
+
+void Scheduler::accept(Sequence& sequence, std::uint32_t drafts) {
+    sequence.computed += drafts;
+    sequence.pending = drafts;
+}
+
 void Scheduler::commit(StepPlan& plan, double seconds) {
     std::uint32_t rows = 0;
     for (const PlannedRows& planned : plan.rows) {
-        planned.sequence->computed += planned.count;
+        planned.sequence->computed += planned.count - planned.drafts;
+        planned.sequence->pending = 0;
         rows += planned.count;
         if (plan.numeric_class == ops::NumericClass::prefill && uses_cache(*planned.sequence)) {
             leave_in_cache(*planned.sequence, plan);
@@ -322,6 +348,8 @@ void Scheduler::release(Sequence& sequence) {
         sequence.slot.reset();
     }
     sequence.computed = 0;
+    sequence.pending = 0;
+    sequence.drafting.drafts.clear();
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(const Sequence& sequence) {

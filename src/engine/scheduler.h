@@ -25,6 +25,7 @@ struct SchedulerOptions {
     std::uint32_t prefill_rows = 512;  // of a prefill step; a multiple of 64
     std::uint32_t decode_rows = 512;   // of a decode step; at least max_running
     std::uint32_t refeed_rows = 8;     // of one sequence that re-computes what it had generated
+    std::uint32_t draft_rows = 0;      // of drafts in a decode step, over all sequences
     double decode_share = 0.5;         // of the time while both classes have work; below 1
     double prefill_slice = 0.1;        // seconds of a prefill step while others decode
     std::uint32_t checkpoints = 0;     // of the prefix cache; 0: there is none
@@ -35,7 +36,8 @@ struct PlannedRows {
     Sequence* sequence = nullptr;
     Position first = 0;
     std::uint32_t count = 0;
-    bool wants_token = false;  // the last row is the newest token: its logits give the next
+    std::uint32_t drafts = 0;  // so many rows at the end are drafts, behind the newest token
+    bool wants_token = false;  // the newest token's row gives the next, drafts' rows those after
 };
 
 // A sequence that got a slot: before the step it must hold the state of sequence->computed
@@ -79,9 +81,17 @@ class Scheduler {
     // Reserves what the next step needs and lists its rows; no rows: nothing to do.
     void plan(StepPlan& plan);
 
-    // The planned step was computed and took `seconds`.  Publishes full blocks and lists in
-    // plan.copies the states to be copied before the next plan.
+    // Pages for the first `positions` positions of a running sequence, if a page for everybody
+    // stays free; how many positions the table covers then, at most `positions`.
+    std::uint32_t reserve(Sequence& sequence, std::uint32_t positions);
+
+    // The planned step was computed and took `seconds`.  Rows of drafts count for nothing until
+    // they are accepted.  Publishes full blocks and lists in plan.copies the states to be copied
+    // before the next plan.
     void commit(StepPlan& plan, double seconds);
+
+    // The first `drafts` drafts of the sequence's rows were right.
+    static void accept(Sequence& sequence, std::uint32_t drafts);
 
     // Takes a sequence out, with its slot and pages given back.
     std::unique_ptr<Sequence> remove(const Sequence& sequence);

@@ -36,6 +36,18 @@ struct CheckpointEdge {
     cache::CheckpointKind kind = cache::CheckpointKind::between;
 };
 
+// What is proposed for a sequence, and how proposals fared.
+struct Drafting {
+    bool wanted = true;           // false: the request does without
+    std::vector<TokenId> drafts;  // for the positions behind the newest token
+    std::uint32_t proposer = 0;   // whose they are
+    std::uint32_t proposers = 0;  // whose there ever were, a bit each
+    std::uint32_t rounds = 0;
+    std::uint32_t drafted = 0;
+    std::uint32_t accepted = 0;
+    std::vector<std::uint32_t> accepted_per_position;
+};
+
 struct Sequence {
     // Who asked, and how.
     RequestId request{};
@@ -65,7 +77,9 @@ struct Sequence {
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
 
     // Place in the caches; changed by the scheduler only.
-    Position computed = 0;  // positions [0, computed) are in the caches
+    Position computed = 0;      // positions [0, computed) are in the caches ...
+    std::uint32_t pending = 0;  // ... but for the last so many rows in the KDA states: accepted
+                                // drafts, which the next step folds in
     std::vector<PageId> pages;
     std::optional<RequestSlot> slot;
     cache::PrefixPlace place;                // how far `pages` are a path of the prefix tree
@@ -73,6 +87,8 @@ struct Sequence {
     Position latest_checkpoint = 0;          // made or hit on the way here
     cache::PrefixPlace passing_checkpoint;   // of a background: made at its latest chunk's end
     std::optional<std::uint32_t> first_hit;  // positions, at the first admission
+
+    Drafting drafting;
 
     // For the books.
     bool announced = false;  // its Admitted event has been written

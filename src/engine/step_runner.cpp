@@ -32,16 +32,21 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
         rows.first_row = static_cast<std::uint32_t>(tokens_.size());
         rows.row_count = planned.count;
         rows.first_position = planned.first;
-        rows.state_position = planned.first;
-        rows.commit_rows = planned.count;
+        rows.state_position = planned.first - sequence.pending;
+        rows.commit_rows = planned.count - planned.drafts;
         rows.slot = *sequence.slot;
         rows.pages = sequence.pages;
         sequences_.push_back(rows);
         add_features(planned, rows.first_row);
         const auto first = sequence.tokens.begin() + planned.first;
-        tokens_.insert(tokens_.end(), first, first + planned.count);
+        tokens_.insert(tokens_.end(), first, first + rows.commit_rows);
+        const auto drafts = sequence.drafting.drafts.begin();
+        tokens_.insert(tokens_.end(), drafts, drafts + planned.drafts);
         if (planned.wants_token) {
-            logit_rows_.push_back(static_cast<std::uint32_t>(tokens_.size() - 1));
+            const auto end = static_cast<std::uint32_t>(tokens_.size());
+            for (std::uint32_t row = end - planned.drafts - 1; row < end; ++row) {
+                logit_rows_.push_back(row);
+            }
         }
     }
     ops::RowBatch batch;

@@ -19,8 +19,8 @@ class StepRunner {
     StepRunner(model::Network& network, const cache::CacheStore& caches)
         : network_(network), caches_(caches) {}
 
-    // Logits of the newest row of every planned sequence that wants a token, in order:
-    // [those][vocabulary], valid until the next run.
+    // Logits of the newest row and of the drafts' rows of every planned sequence that wants a
+    // token, in order: [those][vocabulary], valid until the next run.
     Result<std::span<const float>> run(const StepPlan& plan);
 
   private:

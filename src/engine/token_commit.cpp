@@ -54,20 +54,26 @@ Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const fl
 void TokenCommit::write_events(const Sequence& sequence, TokenId token,
                                std::span<const float> logits) {
     EngineEvents& events = events_.of(sequence.sink);
-    EngineEvents::Tokens run;
-    run.request = sequence.request;
-    run.choice = sequence.choice;
-    run.first = static_cast<std::uint32_t>(events.tokens.size());
-    run.count = 1;
+    // Tokens of one sequence come one behind the other.
+    const bool goes_on = !events.runs.empty() && events.runs.back().request == sequence.request &&
+                         events.runs.back().choice == sequence.choice;
+    if (!goes_on) {
+        EngineEvents::Tokens start;
+        start.request = sequence.request;
+        start.choice = sequence.choice;
+        start.first = static_cast<std::uint32_t>(events.tokens.size());
+        start.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
+        events.runs.push_back(start);
+    }
+    EngineEvents::Tokens& run = events.runs.back();
+    ++run.count;
     events.tokens.push_back(token);
     if (sequence.sampling.top_logprobs >= 0) {
         run.has_logprobs = true;
-        run.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
         sampler_.log_probabilities(logits, token,
                                    static_cast<std::size_t>(sequence.sampling.top_logprobs),
                                    banned_tokens_, events.logprobs.emplace_back());
     }
-    events.runs.push_back(run);
 }
 
 }  // namespace percheron::engine

@@ -1,5 +1,5 @@
-// S1 to S8 at once: whatever runs beside a request, however it is cut, delayed or preempted, its
-// ids are those of a computation without any engine.
+// S1 to S8 at once: whatever runs beside a request, however it is cut, delayed, preempted or
+// drafted, its ids are those of a computation without any engine.
 #include <algorithm>
 #include <latch>
 #include <mutex>
@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fake_network.h"
+#include "engine/guessing_proposer.h"
 #include "engine/reply_collector.h"
 
 namespace percheron::engine::testing {
@@ -91,6 +92,7 @@ GenerationRequest random_request(Random& random, std::uint32_t context) {
         insert_image(request, std::move(image),
                      random.between(first, static_cast<std::uint32_t>(request.prompt.size()) - 1));
     }
+    request.draft = random.chance(0.9);
     request.priority = random.chance(0.2) ? static_cast<int>(random.below(3)) : 0;
     return request;
 }
@@ -107,6 +109,10 @@ struct Proofs {
     std::uint64_t images_reused = 0;
     std::size_t constrained_replies = 0;    // with a grammar
     std::size_t constrained_preempted = 0;  // in crowds with preemptions
+    std::uint64_t draft_rounds = 0;
+    std::uint64_t accepted = 0;
+    std::uint64_t rejected = 0;
+    std::uint64_t preemptions_while_drafting = 0;
 };
 
 struct Scripted {
@@ -115,6 +121,28 @@ struct Scripted {
     std::optional<std::uint64_t> cancel_after;  // steps after the submission
     std::optional<RequestId> id;
 };
+
+// The books of a choice agree with each other and with what was asked for.
+void count_drafts(const GenerationRequest& request, const ChoiceStatistics& statistics,
+                  const LocalEngineOptions& options, Proofs& proofs) {
+    EXPECT_LE(statistics.draft_rounds, statistics.drafted_tokens);
+    EXPECT_LE(statistics.drafted_tokens, statistics.draft_rounds * options.draft.depth);
+    EXPECT_LE(statistics.accepted_tokens, statistics.generated_tokens);
+    std::uint32_t accepted = 0;
+    for (std::size_t i = 0; i < statistics.accepted_per_position.size(); ++i) {
+        accepted += statistics.accepted_per_position[i];
+        EXPECT_LE(statistics.accepted_per_position[i],
+                  i == 0 ? statistics.draft_rounds : statistics.accepted_per_position[i - 1]);
+    }
+    EXPECT_EQ(accepted, statistics.accepted_tokens);
+    EXPECT_EQ(statistics.proposer.empty(), statistics.draft_rounds == 0);
+    if (!request.draft) {
+        EXPECT_EQ(statistics.drafted_tokens, 0u);
+    }
+    proofs.draft_rounds += statistics.draft_rounds;
+    proofs.accepted += statistics.accepted_tokens;
+    proofs.rejected += statistics.drafted_tokens - statistics.accepted_tokens;
+}
 
 // One engine of random sizes, one random crowd.
 void run_crowd(unsigned seed, Proofs& proofs) {
@@ -131,6 +159,16 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     options.scheduler.refeed_rows = random.between(1, 9);
     options.scheduler.decode_share = random.chance(0.5) ? 0.0 : random.real(0, 0.9);
     options.scheduler.prefill_slice = random.real(1e-6, 1e-3);
+
+    std::unique_ptr<draft::Proposer> proposer;
+    if (random.chance(0.6)) {
+        options.draft.depth = random.between(1, 7);
+        options.draft.copy = random.chance(0.5);
+        options.scheduler.draft_rows = random.between(1, 40);
+        if (!options.draft.copy || random.chance(0.7)) {
+            proposer = std::make_unique<GuessingProposer>(random.real(0, 0.6), seed);
+        }
+    }
 
     std::vector<Scripted> script(random.between(4, 20));
     for (Scripted& item : script) {
@@ -155,6 +193,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
         ++proofs.steps;
         proofs.batched_steps += record.sequences >= 4 ? 1 : 0;
         proofs.preemptions += record.preempted;
+        proofs.preemptions_while_drafting += options.draft.depth > 0 ? record.preempted : 0;
         proofs.shared_prefill_steps +=
             record.numeric_class == ops::NumericClass::prefill && record.sequences > 1 ? 1 : 0;
         for (Scripted& item : script) {
@@ -168,7 +207,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             }
         }
     };
-    const std::unique_ptr<Engine> engine = make_fake_engine(options, {}, true);
+    const std::unique_ptr<Engine> engine = make_fake_engine(options, {}, true, std::move(proposer));
     {
         const std::lock_guard lock(script_mutex);
         engine_now = engine.get();
@@ -201,6 +240,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             const CollectedReply reply = collector.reply(*item.id, choice);
             ASSERT_TRUE(reply.finished.has_value());
             EXPECT_EQ(*reply.seed, *item.request.sampling.seed);
+            count_drafts(item.request, reply.finished->statistics, options, proofs);
             const ExpectedReply expected =
                 expected_reply(item.request, *reply.seed, choice, options.context_tokens);
             if (reply.finished->reason == FinishReason::cancelled) {
@@ -245,6 +285,10 @@ TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     EXPECT_GT(proofs.constrained_replies, 800u);
     EXPECT_GT(proofs.constrained_preempted, 300u);
     EXPECT_GT(proofs.batched_steps, proofs.steps / 8);
+    EXPECT_GT(proofs.draft_rounds, 30000u);
+    EXPECT_GT(proofs.accepted, 30000u);
+    EXPECT_GT(proofs.rejected, 30000u);
+    EXPECT_GT(proofs.preemptions_while_drafting, 200u);
 }
 
 // Promise 2 with its proof: at least four rows in 80 % of the steps.

@@ -125,13 +125,14 @@ class FakeNetwork final : public model::Network {
         if (before_forward) {
             PERCHERON_TRY(before_forward(batch));
         }
-        PERCHERON_TRY(check(batch));
+        PERCHERON_TRY(check(batch, caches.kda.at(0), caches.latent.at(0)));
         logits_.assign(batch.logit_rows.size() * fake_vocabulary, 0.0f);
         std::size_t next_logit_row = 0;
         for (const ops::SequenceRows& rows : batch.sequences) {
+            std::uint64_t state = folded_state(rows, caches.kda.at(0));
             for (std::uint32_t i = 0; i < rows.row_count; ++i) {
                 const std::uint32_t row = rows.first_row + i;
-                const std::uint64_t recent = compute_row(batch, rows, i, caches);
+                const std::uint64_t recent = compute_row(batch, rows, i, state, caches);
                 if (next_logit_row < batch.logit_rows.size() &&
                     batch.logit_rows[next_logit_row] == row) {
                     const std::uint64_t history =
@@ -152,7 +153,8 @@ class FakeNetwork final : public model::Network {
 
   private:
     // The contract of ops/batch.h, as far as the network can see it.
-    static Status check(const ops::RowBatch& batch) {
+    static Status check(const ops::RowBatch& batch, const ops::KdaSlots& kda,
+                        const ops::LatentPages& sparse) {
         const auto broken = [](const char* what) { return Error(ErrorCode::internal, what); };
         std::uint32_t next_row = 0;
         std::set<std::uint32_t> slots;
@@ -162,8 +164,17 @@ class FakeNetwork final : public model::Network {
                 return broken("rows have gaps");
             }
             next_row += rows.row_count;
-            if (rows.state_position != rows.first_position || rows.commit_rows != rows.row_count) {
-                return broken("rows are left uncommitted");
+            const bool commits = rows.commit_rows == rows.row_count;
+            if (rows.state_position > rows.first_position || rows.commit_rows > rows.row_count) {
+                return broken("rows that cannot be committed");
+            }
+            if (batch.numeric_class == ops::NumericClass::prefill &&
+                (rows.state_position != rows.first_position || !commits)) {
+                return broken("a chunk leaves rows uncommitted");
+            }
+            const Position open = rows.first_position + rows.row_count - rows.state_position;
+            if (!commits && (open + 3 > kda.ring || rows.row_count + 4 > sparse.tail_ring)) {
+                return broken("more rows than the rings hold");
             }
             if (!slots.insert(to_int(rows.slot)).second) {
                 return broken("two sequences share a slot");
@@ -190,9 +201,25 @@ class FakeNetwork final : public model::Network {
         return next_row == batch.tokens.size() ? Status() : broken("rows without a sequence");
     }
 
+    // The slot's state with the kept rows folded in, written back.
+    static std::uint64_t folded_state(const ops::SequenceRows& rows, const ops::KdaSlots& kda) {
+        float* const place = kda.state + to_int(rows.slot) * kda.state_stride;
+        std::uint64_t state = read(place);
+        for (Position p = rows.state_position; p < rows.first_position; ++p) {
+            state = mix(state, read(kept(rows, kda, p)));
+        }
+        write(place, state);
+        return state;
+    }
+    static float* kept(const ops::SequenceRows& rows, const ops::KdaSlots& kda, Position p) {
+        return kda.kept + to_int(rows.slot) * kda.kept_stride +
+               p % kda.ring * ops::kda_kept_row(1, 4);
+    }
+
     // Writes what the row leaves behind and returns a hash of the state and the rows just before.
     static std::uint64_t compute_row(const ops::RowBatch& batch, const ops::SequenceRows& rows,
-                                     std::uint32_t i, const model::CacheViews& caches) {
+                                     std::uint32_t i, std::uint64_t& state,
+                                     const model::CacheViews& caches) {
         const ops::KdaSlots& kda = caches.kda.at(0);
         const ops::LatentPages& sparse = caches.latent.at(0);
         const std::size_t slot = to_int(rows.slot);
@@ -205,9 +232,12 @@ class FakeNetwork final : public model::Network {
             }
         }
 
-        std::uint64_t state = read(kda.state + slot * kda.state_stride);
         state = mix(state, entry);
-        write(kda.state + slot * kda.state_stride, state);
+        if (i < rows.commit_rows) {
+            write(kda.state + slot * kda.state_stride, state);
+        } else {
+            write(kept(rows, kda, position), entry);
+        }
 
         float* conv = kda.conv + slot * kda.conv_stride;
         std::uint64_t result = state;
@@ -392,10 +422,12 @@ inline LocalEngineOptions fake_options(std::uint32_t pages, std::uint32_t max_ru
 
 inline std::unique_ptr<Engine> make_fake_engine(LocalEngineOptions options,
                                                 std::unique_ptr<FakeNetwork> network = {},
-                                                bool seeing = false) {
+                                                bool seeing = false,
+                                                std::unique_ptr<draft::Proposer> proposer = {}) {
     NetworkParts parts;
     parts.backend = std::make_unique<cache::testing::FakeBackend>();
     parts.network = network ? std::move(network) : std::make_unique<FakeNetwork>();
+    parts.proposer = std::move(proposer);
     if (seeing) parts.tower = std::make_unique<FakeTower>();
     return make_local_engine(std::move(parts), std::move(options)).value();
 }

@@ -1,0 +1,73 @@
+// Speculation over the running sequences: after every step the proposers see what stays of it and
+// name drafts, which the next step's plan takes along; what was accepted is counted here.
+//
+// Drafts never cost anybody a place: a page for them is taken only where enough stay free, and what
+// a step has no rows for is dropped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "percheron/engine.h"
+#include "percheron/types.h"
+
+#include "core/status.h"
+#include "draft/draft_options.h"
+#include "draft/proposer.h"
+#include "draft/verification.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+
+namespace percheron::engine {
+
+class DraftRounds {
+  public:
+    // In the order they are asked: who comes first and names something has the round.
+    using Proposers = std::vector<std::unique_ptr<draft::Proposer>>;
+
+    // `scheduler` outlives this.
+    DraftRounds(Proposers proposers, const draft::DraftOptions& options,
+                std::vector<TokenId> banned_tokens, Scheduler& scheduler);
+
+    // "mtp", "copy", "copy+mtp"
+    std::string name() const;
+
+    // The sequence got its slot.
+    void begin(const Sequence& sequence);
+    // Of a round with the sequence's first `drafted` drafts, which are over with it.
+    void count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
+    // Drafts for the next step of every sequence of the plan that lives on; ended ones are null.
+    Status propose(const StepPlan& plan);
+    // For the books of a choice.
+    void write_statistics(const Sequence& sequence, ChoiceStatistics& statistics) const;
+
+  private:
+    // Of one proposer, for noticing one that never hits.
+    struct Window {
+        std::uint32_t drafted = 0;
+        std::uint32_t accepted = 0;
+        bool named = false;  // a hit makes a further warning possible
+    };
+
+    void add(Sequence& sequence, const PlannedRows& planned, std::uint32_t first_row);
+    std::uint32_t most_drafts(Sequence& sequence);
+    void watch(std::uint32_t proposer, std::uint32_t drafted, std::uint32_t accepted);
+
+    Proposers proposers_;
+    const draft::DraftOptions options_;
+    std::vector<TokenId> banned_tokens_;
+    Scheduler& scheduler_;
+    std::vector<Window> windows_;  // one a proposer
+
+    // Of the step in hand, kept for their memory.
+    std::vector<draft::DraftSequence> seen_;
+    std::vector<Sequence*> owners_;
+    std::vector<draft::DraftSequence::Features> features_;
+    std::vector<std::size_t> feature_ends_;
+    std::vector<std::uint32_t> wanted_;
+};
+
+}  // namespace percheron::engine
