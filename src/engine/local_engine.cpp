@@ -350,6 +350,9 @@ void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logit
     accepted_now_ += verdict.accepted;
     if (rounds_) {
         rounds_->count(sequence, planned.drafts, verdict);
+        if (planned.drafts > 0) {
+            tokens_.note_round(sequence, planned.drafts, verdict.accepted);
+        }
     }
     if (ending) {
         finish(sequence, std::move(*ending));

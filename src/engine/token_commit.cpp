@@ -39,6 +39,17 @@ std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const floa
     return std::nullopt;
 }
 
+void TokenCommit::note_round(const Sequence& sequence, std::uint32_t drafted,
+                             std::uint32_t accepted) {
+    std::vector<EngineEvents::Tokens>& runs = events_.of(sequence.sink).runs;
+    // Where not one token could be taken there is no run of this sequence.
+    if (!runs.empty() && runs.back().request == sequence.request &&
+        runs.back().choice == sequence.choice) {
+        runs.back().drafted = drafted;
+        runs.back().accepted = accepted;
+    }
+}
+
 Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits) {
     sampling::SamplingRow row;
     row.logits = logits;
@@ -55,9 +66,9 @@ void TokenCommit::write_events(const Sequence& sequence, TokenId token,
                                std::span<const float> logits) {
     EngineEvents& events = events_.of(sequence.sink);
     // Tokens of one sequence come one behind the other.
-    const bool goes_on = !events.runs.empty() && events.runs.back().request == sequence.request &&
+    const bool same_run = !events.runs.empty() && events.runs.back().request == sequence.request &&
                          events.runs.back().choice == sequence.choice;
-    if (!goes_on) {
+    if (!same_run) {
         EngineEvents::Tokens start;
         start.request = sequence.request;
         start.choice = sequence.choice;

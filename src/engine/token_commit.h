@@ -38,6 +38,9 @@ class TokenCommit {
     // `logits`: those of the sequence's newest position.
     std::optional<Ending> take(Sequence& sequence, std::span<const float> logits);
 
+    // The tokens just taken came of a round of speculation.
+    void note_round(const Sequence& sequence, std::uint32_t drafted, std::uint32_t accepted);
+
   private:
     Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
     void write_events(const Sequence& sequence, TokenId token, std::span<const float> logits);

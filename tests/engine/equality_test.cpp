@@ -310,6 +310,7 @@ TEST(Equality, EightStreamsAreReallyBatched) {
     std::vector<RequestId> ids;
     for (int i = 0; i < 8; ++i) {
         GenerationRequest request = random_request(random, 700);
+        while (!request.images.empty()) request = random_request(random, 700);
         request.choices = 1;
         request.ignore_eos = true;
         request.extra_stop_tokens.clear();

@@ -20,6 +20,8 @@ struct CollectedReply {
     std::uint32_t cached = 0;
     std::vector<TokenId> tokens;
     std::vector<EngineEvents::Logprobs> logprobs;
+    std::uint32_t drafted = 0;  // over its runs
+    std::uint32_t accepted = 0;
     std::optional<EngineEvents::Finished> finished;
 };
 
@@ -40,6 +42,8 @@ class ReplyCollector final : public EngineEventSink {
             CollectedReply& reply = replies_[{to_int(run.request), run.choice}];
             blame(!reply.seed, "tokens before the admission");
             blame(reply.finished.has_value(), "tokens after the end");
+            reply.drafted += run.drafted;
+            reply.accepted += run.accepted;
             for (std::uint32_t i = 0; i < run.count; ++i) {
                 reply.tokens.push_back(events.tokens.at(run.first + i));
                 if (run.has_logprobs) {
@@ -55,6 +59,11 @@ class ReplyCollector final : public EngineEventSink {
             blame((finished.reason == FinishReason::failed) != finished.error.has_value(),
                   "an error without failure or the other way round");
             blame(finished.statistics.cached_tokens != reply.cached, "cached tokens changed");
+            if (finished.reason != FinishReason::failed) {
+                blame(finished.statistics.drafted_tokens != reply.drafted ||
+                          finished.statistics.accepted_tokens != reply.accepted,
+                      "drafts miscounted");
+            }
             reply.finished = finished;
             ++finished_;
         }
