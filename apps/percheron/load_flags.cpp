@@ -21,6 +21,24 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
                     "Memory for pages and request slots, e.g. 8GiB (default: planned)")
         ->transform(CLI::AsSizeValue(false));
     command.add_option("--kv-dtype", load.kv_dtype, "auto (bf16) or bf16")->capture_default_str();
+    command
+        .add_option(
+            "--draft", load.draft.proposer,
+            "Who guesses tokens ahead: auto, mtp (the model's own layer), copy (the request's "
+            "own text) or off; no token ever depends on it")
+        ->capture_default_str();
+    command
+        .add_option_function<std::string>(
+            "--draft-depth",
+            [&load](const std::string& depth) {
+                if (depth == "auto") {
+                    load.draft.depth.reset();
+                } else if (!CLI::detail::lexical_cast(depth, load.draft.depth.emplace())) {
+                    throw CLI::ValidationError("--draft-depth", "is auto or a number");
+                }
+            },
+            "Tokens guessed a step, auto or a number")
+        ->default_str("auto");
     command.add_option("--seed", load.seed, "Makes the seeds of requests without one repeatable");
 }
 

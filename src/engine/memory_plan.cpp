@@ -58,7 +58,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     const Bytes page_bytes = needs.caches.page_bytes();
     const Bytes slot_bytes = needs.caches.slot_bytes();
     const Bytes fixed =
-        needs.weights + needs.program + needs.network.total() + needs.tower + needs.image_features +
+        needs.weights + needs.program + needs.network.total() + needs.mtp + needs.tower +
+        needs.image_features +
         sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
@@ -128,8 +129,20 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         {"sampling", sampling_bytes(needs.vocabulary, plan.max_running)},
         {"latent pages", plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
         {"pooled index keys", plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
-        {"request slots (KDA state, conv rows, tails)", slots_total},
+        {"request slots (KDA state, conv rows, tails)",
+         slots_total - plan.max_running * needs.draft_slot_share},
     };
+    if (needs.draft_slot_share > 0) {
+        plan.rows.push_back(
+            {"drafting: rows not yet accepted", plan.max_running * needs.draft_slot_share});
+    }
+    if (needs.mtp > 0) {
+        plan.rows.push_back({"drafting: MTP activations and logits", needs.mtp});
+    }
+    if (needs.copy_index_per_token > 0) {
+        plan.rows.push_back(
+            {"drafting: index of texts", plan.kv_tokens * needs.copy_index_per_token});
+    }
     if (needs.tower > 0) {
         plan.rows.push_back({"vision tower", needs.tower});
         plan.rows.push_back({"image features", needs.image_features});

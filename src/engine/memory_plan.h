@@ -25,6 +25,11 @@ struct MemoryNeeds {
     model::NetworkMemory network;
     Bytes tower = 0;           // working space of the vision tower; 0 without one
     Bytes image_features = 0;  // feature rows of images in use and of those kept
+    // Speculation: the MTP layer's activations and logits, the share of a request slot that holds
+    // rows not yet accepted, and the index of texts a token.  Its latents are pages like others.
+    Bytes mtp = 0;
+    Bytes draft_slot_share = 0;
+    Bytes copy_index_per_token = 0;
     std::size_t vocabulary = 0;
     cache::CacheShape caches;
     std::uint64_t context_limit = 0;  // of the model

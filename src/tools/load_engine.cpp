@@ -7,7 +7,10 @@
 #include "cache/cache_shape.h"
 #include "core/logging.h"
 #include "core/machine_memory.h"
+#include "draft/copy_proposer.h"
+#include "draft/verification.h"
 #include "engine/memory_plan.h"
+#include "model/mtp_layer.h"
 #include "model/network.h"
 #include "model/vision_tower.h"
 #include "tools/devices.h"
@@ -86,8 +89,16 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                      make_backend({options.device, options.threads, options.arithmetic}, config,
                                   network_options.max_rows));
 
+    const bool has_mtp = config.mtp_layers > 0 && parts.backend->mtp() != nullptr;
+    PERCHERON_ASSIGN(const draft::DraftOptions drafting, choose_drafting(options.draft, has_mtp));
+    // All of a few streams draft as deep as they like; many share what there is.
+    constexpr std::uint32_t deep_streams = 8;
+    const std::uint32_t draft_rows = deep_streams * drafting.depth;
     network_options.max_logit_rows =
         std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
+    // The layer names one draft a sequence and pass.
+    const model::NetworkOptions mtp_options = network_options;
+    network_options.max_logit_rows += draft_rows;
 
     model::VisionOptions vision_options;
     const std::uint64_t longest = options.context.value_or(config.context_limit);
@@ -115,7 +126,16 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     }
     needs.network = model::Network::memory(config, *parts.backend, network_options);
     needs.vocabulary = config.vocabulary;
-    needs.caches = cache::CacheShape::of(config, kv_dtype);
+    needs.caches = cache::CacheShape::of(config, kv_dtype, draft::uncommitted_rows(drafting.depth),
+                                         drafting.mtp);
+    needs.draft_slot_share = needs.caches.slot_bytes() -
+                             cache::CacheShape::of(config, kv_dtype, 0, drafting.mtp).slot_bytes();
+    if (drafting.mtp) {
+        needs.mtp = model::MtpLayer::memory(config, *parts.backend, mtp_options);
+    }
+    if (drafting.copy) {
+        needs.copy_index_per_token = draft::CopyIndex::bytes(1);
+    }
     needs.context_limit = config.context_limit;
     PERCHERON_ASSIGN(const MachineMemory machine, parts.backend->memory());
     PERCHERON_ASSIGN(
@@ -131,11 +151,16 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
 
     PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
                                                          network_options));
+    if (drafting.mtp) {
+        PERCHERON_ASSIGN(parts.mtp, model::MtpLayer::load(*parts.network, *source.weights,
+                                                          *parts.backend, mtp_options));
+    }
     if (sees) {
         PERCHERON_ASSIGN(parts.tower, model::VisionTower::load(config, *source.weights,
                                                                *parts.backend, vision_options));
     }
     stages.done("network: " + std::to_string(config.layers()) + " layers" +
+                (parts.mtp ? ", the MTP layer" : "") +
                 (parts.tower ? " and the vision tower on " : " on ") +
                 std::string(parts.backend->name()));
 
@@ -147,6 +172,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.scheduler = options.scheduler;
     engine_options.scheduler.pages = plan.pages;
     engine_options.scheduler.max_running = plan.max_running;
+    engine_options.scheduler.draft_rows = draft_rows;
+    engine_options.draft = drafting;
     engine_options.kv_dtype = kv_dtype;
     engine_options.stop_tokens = config.stop_tokens;
     engine_options.banned_tokens = never_valid(config, tokenizer);
@@ -159,6 +186,10 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(auto engine,
                      engine::make_local_engine(std::move(parts), std::move(engine_options)));
     stages.done("engine: caches reserved");
+    log_info(engine->description().proposer.empty()
+                 ? "drafting: off"
+                 : "drafting: " + engine->description().proposer + ", depth " +
+                       (drafting.adaptive ? "0 to " : "") + std::to_string(drafting.depth));
     return engine;
 }
 

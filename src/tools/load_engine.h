@@ -17,6 +17,7 @@
 #include "engine/memory_plan.h"
 #include "ops/batch.h"
 #include "text/tokenizer.h"
+#include "tools/draft_choice.h"
 
 namespace percheron::tools {
 
@@ -35,6 +36,7 @@ struct LoadOptions {
     std::optional<std::uint32_t> max_queued;
     std::optional<std::uint32_t> thinking_budget;  // for requests that name none
     std::optional<std::uint64_t> seed;             // of the seeds given to requests that name none
+    DraftWish draft;
     // Rows of the steps and shares between them; pages and max_running come from the plan.
     engine::SchedulerOptions scheduler;
     std::function<void(const engine::StepRecord&)> on_step;

@@ -318,7 +318,9 @@ TEST(Equality, EightStreamsAreReallyBatched) {
         request.max_tokens = 200;
         request.grammar = nullptr;
         requests.push_back(request);
-        ids.push_back(engine->submit(request, collector).value());
+        const Result<RequestId> id = engine->submit(request, collector);
+        ASSERT_TRUE(id.ok()) << id.error().message();
+        ids.push_back(*id);
     }
     all_submitted.count_down();
     collector.wait_for(8);
