@@ -13,6 +13,7 @@ using AddCommand = std::function<void(CLI::App& app, int& exit_code)>;
 
 std::vector<AddCommand> all_commands();
 
+void add_draft(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);

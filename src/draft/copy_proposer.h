@@ -66,6 +66,11 @@ class CopyProposer final : public Proposer {
     void begin(RequestSlot slot) override { indexes_[to_int(slot)].clear(); }
     Status propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) override;
 
+    std::uint32_t strength(RequestSlot slot) const override {
+        const std::uint32_t tokens = agreed(slot);
+        return tokens < 6 ? 0 : tokens < 16 ? 1 : 2;
+    }
+
     // How many tokens agreed where the slot's latest draft was copied from; 0: there was none.
     std::uint32_t agreed(RequestSlot slot) const { return indexes_[to_int(slot)].agreed; }
 

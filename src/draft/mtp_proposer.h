@@ -30,6 +30,7 @@ class MtpProposer final : public Proposer {
                 ops::LatentPages pages);
 
     std::string_view name() const override { return "mtp"; }
+    bool takes_time() const override { return true; }
     void begin(RequestSlot) override {}
     Status propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) override;
 

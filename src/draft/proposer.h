@@ -64,6 +64,14 @@ class Proposer {
     virtual ~Proposer() = default;
     virtual std::string_view name() const = 0;  // "mtp", "copy"
 
+    // Naming drafts takes steps of its own, so that how many are wanted is decided before;
+    // otherwise they cost nothing and are cut to what they are worth.
+    virtual bool takes_time() const { return false; }
+    // How much there is to be said for the slot's latest drafts, 0 to 2; what is learned of one
+    // strength is not believed of another.
+    static constexpr std::uint32_t strengths = 3;
+    virtual std::uint32_t strength(RequestSlot) const { return 0; }
+
     // The slot was given to a new sequence, or to an old one that starts over.
     virtual void begin(RequestSlot slot) = 0;
 

@@ -5,6 +5,8 @@
 // a step has no rows for is dropped.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +17,7 @@
 #include "percheron/types.h"
 
 #include "core/status.h"
+#include "draft/depth_policy.h"
 #include "draft/draft_options.h"
 #include "draft/proposer.h"
 #include "draft/verification.h"
@@ -36,11 +39,12 @@ class DraftRounds {
     std::string name() const;
 
     // The sequence got its slot.
-    void begin(const Sequence& sequence);
+    void begin(Sequence& sequence);
     // Of a round with the sequence's first `drafted` drafts, which are over with it.
     void count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
     // Drafts for the next step of every sequence of the plan that lives on; ended ones are null.
-    Status propose(const StepPlan& plan);
+    // The trunk's step took `seconds`.
+    Status propose(const StepPlan& plan, double seconds);
     // For the books of a choice.
     void write_statistics(const Sequence& sequence, ChoiceStatistics& statistics) const;
 
@@ -54,6 +58,13 @@ class DraftRounds {
 
     void add(Sequence& sequence, const PlannedRows& planned, std::uint32_t first_row);
     std::uint32_t most_drafts(Sequence& sequence);
+    void collect(const StepPlan& plan);
+    Status propose_fixed(ops::NumericClass step_class);
+    Status propose_adaptively(ops::NumericClass step_class);
+    void choose();
+    draft::Offer offer_of(const Sequence& sequence, std::uint32_t proposer, std::uint32_t strength,
+                          std::uint32_t most) const;
+    void learn(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
     void watch(std::uint32_t proposer, std::uint32_t drafted, std::uint32_t accepted);
 
     Proposers proposers_;
@@ -61,6 +72,13 @@ class DraftRounds {
     std::vector<TokenId> banned_tokens_;
     Scheduler& scheduler_;
     std::vector<Window> windows_;  // one a proposer
+
+    // Adaptive depth.
+    draft::StepCosts step_costs_;
+    double seconds_a_pass_ = 0;  // of a proposer that takes time; 0: not measured
+    std::vector<std::array<draft::Belief, 2>> beliefs_;  // what new sequences start with
+    std::vector<draft::Choice> choices_;                 // of the step in hand
+    std::vector<std::size_t> choosers_;                  // whose they are, among seen_
 
     // Of the step in hand, kept for their memory.
     std::vector<draft::DraftSequence> seen_;

@@ -326,7 +326,7 @@ Status LocalEngine::step() {
             }
         }
         if (rounds_) {
-            PERCHERON_TRY(rounds_->propose(plan_));
+            PERCHERON_TRY(rounds_->propose(plan_, seconds_between(start, Clock::now())));
         }
     }
     reprefill_.after_step(scheduler_);

@@ -2,6 +2,7 @@
 // Made in the thread that submits, then owned by the engine thread alone.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "cache/block_names.h"
 #include "cache/prefix_cache.h"
+#include "draft/depth_policy.h"
 #include "engine/image_features.h"
 #include "engine/thinking_budget.h"
 #include "sampling/coupled_noise.h"
@@ -41,11 +43,18 @@ struct Drafting {
     bool wanted = true;           // false: the request does without
     std::vector<TokenId> drafts;  // for the positions behind the newest token
     std::uint32_t proposer = 0;   // whose they are
+    std::uint32_t strength = 0;   // theirs (draft::Proposer::strength)
     std::uint32_t proposers = 0;  // whose there ever were, a bit each
     std::uint32_t rounds = 0;
     std::uint32_t drafted = 0;
     std::uint32_t accepted = 0;
     std::vector<std::uint32_t> accepted_per_position;
+
+    // Where depths are chosen while running: chances of the first and of further drafts, by
+    // proposer and strength, and steps in a row for which no draft was worth its place.
+    std::vector<std::array<draft::Belief, 2>> beliefs;
+    std::uint32_t undrafted = 0;
+    bool retired = false;  // proposers that take time have been given up
 };
 
 struct Sequence {

@@ -11,7 +11,7 @@
 namespace percheron::tools {
 
 struct DraftWish {
-    std::string proposer = "off";        // auto, off, mtp, copy
+    std::string proposer = "auto";       // auto, off, mtp, copy
     std::optional<std::uint32_t> depth;  // drafts of a round; absent: decided while running
 };
 

@@ -164,6 +164,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     if (random.chance(0.6)) {
         options.draft.depth = random.between(1, 7);
         options.draft.copy = random.chance(0.5);
+        options.draft.adaptive = random.chance(0.3);
         options.scheduler.draft_rows = random.between(1, 40);
         if (!options.draft.copy || random.chance(0.7)) {
             proposer = std::make_unique<GuessingProposer>(random.real(0, 0.6), seed);
@@ -310,7 +311,8 @@ TEST(Equality, EightStreamsAreReallyBatched) {
     std::vector<RequestId> ids;
     for (int i = 0; i < 8; ++i) {
         GenerationRequest request = random_request(random, 700);
-        while (!request.images.empty()) request = random_request(random, 700);
+        while (!request.images.empty())
+            request = random_request(random, 700);
         request.choices = 1;
         request.ignore_eos = true;
         request.extra_stop_tokens.clear();

@@ -40,11 +40,11 @@ std::size_t count(const std::string& text, const std::string& part) {
 TEST(Chat, AnswersEveryLineAndSaysHowFast) {
     const Outcome outcome =
         chat("What is 17 + 25?\\n\\n/reset\\nWhat is 3 + 4?\\n/exit\\nnot read\\n",
-             "--temperature 0 --max-tokens 200", "2>/dev/null");
+             "--temperature 0 --max-tokens 200 --draft mtp --draft-depth 1", "2>/dev/null");
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_NE(outcome.output.find("17 + 25 = 42"), std::string::npos) << outcome.output;
     EXPECT_EQ(count(outcome.output, " tok/s; prompt of "), 2u) << outcome.output;
-    EXPECT_EQ(count(outcome.output, "no drafts]"), 2u);
+    EXPECT_EQ(count(outcome.output, " drafts accepted]"), 2u) << outcome.output;
     // Not a terminal: no escape codes, no prompt sign, no tags.
     EXPECT_EQ(outcome.output.find('\033'), std::string::npos);
     EXPECT_EQ(outcome.output.find("> "), std::string::npos);

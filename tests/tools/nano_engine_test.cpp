@@ -62,6 +62,7 @@ class NanoEngine : public ::testing::Test {
         options.kv_memory = Bytes{64} << 20;
         options.max_running = 8;
         options.threads = 1;
+        options.draft.proposer = "off";  // nano_draft_test.cpp
         const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
         options.device = device != nullptr ? device : "cpu";
         return options;
