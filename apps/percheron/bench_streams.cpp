@@ -110,6 +110,8 @@ void add_bench_streams(CLI::App& app, int& exit_code) {
     CLI::App* command =
         bench->add_subcommand("streams", "Decode rate by the number of streams, without a server");
     command->footer("Example: percheron bench streams --streams 1,2,4,8 --repeat 5");
+    // What the network gives, without luck.
+    arguments->flags.load.draft.proposer = "off";
     add_load_flags(*command, arguments->flags);
     command->add_option("--streams", arguments->streams, "Numbers of streams; the first is ratio 1")
         ->delimiter(',')

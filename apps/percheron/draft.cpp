@@ -45,10 +45,13 @@ void print_agreement(const tools::DraftMeasure& measure, float temperature) {
 
 void print_rounds(const tools::DraftMeasure& measure) {
     std::printf("rounds of generated replies; tokens a round with the one behind the drafts\n");
-    std::printf("%-16s %8s %9s %9s %8s %7s  %s\n", "kind", "rounds", "drafted", "accepted",
-                "tokens", "+-", "accepted by position, of rounds");
+    std::printf("%-16s %9s %9s %8s %9s %9s %8s %7s  %s\n", "kind", "generated", "tok/s", "rounds",
+                "drafted", "accepted", "tokens", "+-", "accepted by position, of rounds");
     for (const auto& [kind, rounds] : measure.rounds) {
-        std::printf("%-16s %8llu %9llu %9llu %8.3f %7.3f ", kind.c_str(),
+        const double rate =
+            rounds.seconds > 0 ? static_cast<double>(rounds.generated) / rounds.seconds : 0;
+        std::printf("%-16s %9llu %9.1f %8llu %9llu %9llu %8.3f %7.3f ", kind.c_str(),
+                    static_cast<unsigned long long>(rounds.generated), rate,
                     static_cast<unsigned long long>(rounds.rounds),
                     static_cast<unsigned long long>(rounds.drafted),
                     static_cast<unsigned long long>(rounds.accepted), rounds.mean_tokens(),
@@ -100,15 +103,17 @@ void add_draft(CLI::App& app, int& exit_code) {
     command
         ->add_option("--prompts", arguments->prompts,
                      "File with a line {\"kind\": ..., \"text\": ...} or {\"kind\": ..., \"ids\": "
-                     "[...]} a text")
+                     "[...]} a text, or {\"kind\": ..., \"prompt\": ...}")
         ->required();
     command->add_option("--temperature", arguments->measure.temperature, "Of draws; 0 is greedy")
         ->capture_default_str()
         ->check(CLI::NonNegativeNumber);
     command->add_option("--top-p", arguments->measure.top_p, "Of draws")->capture_default_str();
-    command->add_option("--tokens", arguments->measure.tokens, "Of a text at most")
+    command
+        ->add_option("--tokens", arguments->measure.tokens,
+                     "Of a text at most; 0 leaves agreement out")
         ->capture_default_str()
-        ->check(CLI::Range(3, 65536));
+        ->check(CLI::Range(0, 65536));
     command->add_option("--prompt-tokens", arguments->measure.prompt, "Of a text before the reply")
         ->capture_default_str()
         ->check(CLI::PositiveNumber);

@@ -15,7 +15,10 @@ constexpr double tries_of_others = 4;
 constexpr double least_hope = 0.4;
 // For so many steps without a draft worth its place a proposer that takes time is kept up to date;
 // then it is given up for the sequence.  Copies are tried again every so many steps.
-constexpr std::uint32_t patience = 24;
+constexpr std::uint32_t patience = 6;
+// After so many sequences that gave up without one draft, only each so-manieth tries again.
+constexpr std::uint32_t disappointments = 3;
+constexpr std::uint32_t sequences_between_tries = 16;
 constexpr std::uint32_t steps_between_tries = 32;
 // Of a step of one row, before a pass has been measured.
 constexpr double guessed_share_of_a_pass = 0.15;
@@ -57,7 +60,8 @@ void DraftRounds::begin(Sequence& sequence) {
                  draft::Belief(std::max(later.chance(), least_hope), tries_of_others)});
         }
         drafting.undrafted = 0;
-        drafting.retired = false;
+        drafting.retired =
+            disappointed_ >= disappointments && ++begun_ % sequences_between_tries != 0;
     }
 }
 
@@ -311,10 +315,16 @@ void DraftRounds::choose() {
             choice.depth = 1;
         }
         drafting.undrafted = choice.depth > 0 ? 0 : drafting.undrafted + 1;
-        drafting.retired |= drafting.undrafted >= patience;
+        if (!drafting.retired && drafting.undrafted >= patience) {
+            drafting.retired = true;
+            ++disappointed_;
+        }
         const bool copied = choice.depth > 0 && choice.offer == 0;
         seen.drafts->resize(copied ? choice.depth : 0);
         seen.most = choice.depth > 0 && choice.offer == 1 ? choice.depth : 0;
+        if (seen.most > 0) {
+            disappointed_ = 0;
+        }
     }
     for (std::size_t i = 0; i < seen_.size(); ++i) {
         if (owners_[i]->drafting.retired && !owners_[i]->prefilling() &&

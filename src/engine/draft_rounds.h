@@ -77,8 +77,10 @@ class DraftRounds {
     draft::StepCosts step_costs_;
     double seconds_a_pass_ = 0;  // of a proposer that takes time; 0: not measured
     std::vector<std::array<draft::Belief, 2>> beliefs_;  // what new sequences start with
-    std::vector<draft::Choice> choices_;                 // of the step in hand
-    std::vector<std::size_t> choosers_;                  // whose they are, among seen_
+    std::uint32_t disappointed_ = 0;      // sequences in a row that gave the timed proposer up
+    std::uint32_t begun_ = 0;             // since then
+    std::vector<draft::Choice> choices_;  // of the step in hand
+    std::vector<std::size_t> choosers_;   // whose they are, among seen_
 
     // Of the step in hand, kept for their memory.
     std::vector<draft::DraftSequence> seen_;

@@ -204,6 +204,8 @@ void Rounds::add(const ChoiceStatistics& statistics) {
     rounds += statistics.draft_rounds;
     drafted += statistics.drafted_tokens;
     accepted += statistics.accepted_tokens;
+    generated += statistics.generated_tokens;
+    seconds += statistics.decode_seconds;
     const auto& positions = statistics.accepted_per_position;
     if (accepted_per_position.size() < positions.size()) {
         accepted_per_position.resize(positions.size());
@@ -257,7 +259,10 @@ Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
         text.kind = json.value("kind", Json("text")).is_string()
                         ? json.value("kind", Json("text")).get<std::string>()
                         : "text";
-        if (json.contains("ids") && json["ids"].is_array()) {
+        if (json.contains("prompt") && json["prompt"].is_string()) {
+            text.ids = tokenizer.encode_trusted(json["prompt"].get<std::string>());
+            text.prompt_tokens = static_cast<std::uint32_t>(text.ids.size());
+        } else if (json.contains("ids") && json["ids"].is_array()) {
             for (const Json& id : json["ids"]) {
                 if (!id.is_number_integer()) return broken("`ids` holds something else");
                 text.ids.push_back(TokenId(id.get<int>()));
@@ -265,7 +270,7 @@ Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
         } else if (json.contains("text") && json["text"].is_string()) {
             text.ids = tokenizer.encode(json["text"].get<std::string>());
         } else {
-            return broken("needs `text` or `ids`");
+            return broken("needs `text`, `ids` or `prompt`");
         }
         if (text.ids.size() < 3) return broken("is too short to measure anything");
         texts.push_back(std::move(text));
@@ -279,9 +284,10 @@ Result<DraftMeasure> measure_drafts(const std::vector<MeasuredText>& texts,
     DraftMeasure measure;
     {
         TextRunner runner;
-        PERCHERON_TRY(runner.load(options));
-        Comparison comparison(options, runner.vocabulary());
-        for (std::size_t i = 0; runner.has_layer() && i < texts.size(); ++i) {
+        if (options.tokens > 0) PERCHERON_TRY(runner.load(options));
+        Comparison comparison(options, runner.has_layer() ? runner.vocabulary() : 0);
+        const bool wanted = options.tokens > 0 && runner.has_layer();
+        for (std::size_t i = 0; wanted && i < texts.size(); ++i) {
             const auto ids = std::span(texts[i].ids);
             PERCHERON_TRY(runner.run(ids.first(std::min<std::size_t>(ids.size(), options.tokens)),
                                      comparison, measure.agreement[texts[i].kind]));
@@ -292,14 +298,16 @@ Result<DraftMeasure> measure_drafts(const std::vector<MeasuredText>& texts,
     for (std::size_t i = 0; i < texts.size(); ++i) {
         Books books;
         GenerationRequest request;
-        const std::size_t length = std::min<std::size_t>(texts[i].ids.size(), options.prompt);
+        const std::size_t length = texts[i].prompt_tokens > 0
+                                       ? texts[i].prompt_tokens
+                                       : std::min<std::size_t>(texts[i].ids.size(), options.prompt);
         request.prompt.assign(texts[i].ids.begin(),
                               texts[i].ids.begin() + static_cast<std::ptrdiff_t>(length));
         request.sampling.temperature = options.temperature;
         request.sampling.top_p = options.top_p;
         request.sampling.seed = measuring_seed + i;
         request.max_tokens = options.replies;
-        request.ignore_eos = true;
+        request.ignore_eos = texts[i].prompt_tokens == 0;
         PERCHERON_TRY(engine->submit(request, books));
         const EngineEvents::Finished end = books.wait_for_next();
         if (end.error) return *end.error;

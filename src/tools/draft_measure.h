@@ -30,10 +30,12 @@ namespace percheron::tools {
 struct MeasuredText {
     std::string kind;  // of text: "code", "prose", ...
     std::vector<TokenId> ids;
+    std::uint32_t prompt_tokens = 0;  // of them; 0: as the options say
 };
 
-// Lines of {"kind": "code", "text": "..."} or {"kind": ..., "ids": [..]}.
-// Errors: corrupt, with the line's number.
+// Lines of {"kind": "code", "text": "..."} or {"kind": ..., "ids": [..]}; with "prompt", a text
+// that may hold the format's own tags, replies go on from it alone and end where they end. Errors:
+// corrupt, with the line's number.
 Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
                                                        const Tokenizer& tokenizer);
 
@@ -51,6 +53,8 @@ struct Rounds {
     std::uint64_t rounds = 0;
     std::uint64_t drafted = 0;
     std::uint64_t accepted = 0;
+    std::uint64_t generated = 0;
+    double seconds = 0;  // of decoding
     std::vector<std::uint64_t> accepted_per_position;
     std::vector<double> tokens_a_round;  // of each reply
 
@@ -69,7 +73,7 @@ struct MeasureOptions {
     LoadOptions load;  // `draft` says whose rounds are measured
     float temperature = 1.0f;
     float top_p = 1.0f;
-    std::uint32_t tokens = 512;   // of each text at most
+    std::uint32_t tokens = 512;   // of each text at most, 0: no agreement
     std::uint32_t prompt = 64;    // of its tokens, for the replies
     std::uint32_t replies = 128;  // tokens of a reply
 };
