@@ -106,6 +106,9 @@ struct GenerationRequest {
     // such a reply, and where the grammar allows nothing but stop ids, they come in spite of
     // min_tokens and ignore_eos.
     std::shared_ptr<const OutputGrammar> grammar;
+    // Log-probs of the prompt's own tokens, as sampling.top_logprobs counts them; of the first
+    // choice alone, and without the prefix cache, which would leave out the computing.
+    int prompt_logprobs = -1;
     bool draft = true;       // false: no speculation for this request
     bool use_cache = true;   // false: the prefix cache is not looked up
     std::string cache_salt;  // requests with different salts never share cache entries
@@ -171,6 +174,15 @@ struct EngineEvents {
         float chosen = 0;  // under the model's distribution, before penalties and temperature
         std::vector<TokenLogprob> top;
     };
+    // Scores of the prompt's tokens [first, first + count), entry k at logprobs[first_logprob + k].
+    // They begin with the second token and come in order and without gaps, all before the first
+    // run of the request's first choice.
+    struct PromptScores {
+        RequestId request{};
+        std::uint32_t first = 0;
+        std::uint32_t count = 0;
+        std::uint32_t first_logprob = 0;
+    };
     struct Finished {
         RequestId request{};
         std::uint32_t choice = 0;
@@ -179,16 +191,21 @@ struct EngineEvents {
         ChoiceStatistics statistics;
     };
 
-    // Order: every admission before the tokens, every token run before the ends.
+    // Order: every admission, then the scores of prompts, then the token runs, then the ends.
     std::vector<Admitted> admitted;
+    std::vector<PromptScores> prompt_scores;
     std::vector<Tokens> runs;
     std::vector<Finished> finished;
     std::vector<TokenId> tokens;
     std::vector<Logprobs> logprobs;
 
-    bool empty() const { return admitted.empty() && runs.empty() && finished.empty(); }
+    bool empty() const {
+        return admitted.empty() && prompt_scores.empty() && runs.empty() &&
+               finished.empty();
+    }
     void clear() {
         admitted.clear();
+        prompt_scores.clear();
         runs.clear();
         finished.clear();
         tokens.clear();

@@ -27,6 +27,27 @@ std::string_view type_of(int status) {
     }
 }
 
+std::string_view anthropic_type_of(int status) {
+    switch (status) {
+        case 401:
+            return "authentication_error";
+        case 403:
+            return "permission_error";
+        case 404:
+            return "not_found_error";
+        case 413:
+            return "request_too_large";
+        case 429:
+            return "rate_limit_error";
+        case 500:
+            return "api_error";
+        case 503:
+            return "overloaded_error";
+        default:
+            return "invalid_request_error";
+    }
+}
+
 // An engine's sentence about a field begins with the field's name.
 std::string field_named_by(std::string_view message) {
     constexpr std::array<std::string_view, 15> fields{"temperature",
@@ -50,11 +71,13 @@ std::string field_named_by(std::string_view message) {
 
 }  // namespace
 
-std::string error_json(const ApiError& error) {
-    std::string json = R"({"error":{"message":)";
+std::string error_json(const ApiError& error, ErrorForm form) {
+    const bool anthropic = form == ErrorForm::anthropic;
+    std::string json = anthropic ? R"({"type":"error","error":{"message":)"
+                                 : R"({"error":{"message":)";
     append_quoted(json, error.message);
     json += R"(,"type":)";
-    append_quoted(json, type_of(error.status));
+    append_quoted(json, anthropic ? anthropic_type_of(error.status) : type_of(error.status));
     json += R"(,"code":)";
     append_quoted(json, error.code);
     json += R"(,"param":)";
@@ -67,10 +90,10 @@ std::string error_json(const ApiError& error) {
     return json;
 }
 
-HttpResponse error_response(const ApiError& error) {
+HttpResponse error_response(const ApiError& error, ErrorForm form) {
     HttpResponse response;
     response.status = error.status;
-    response.body = error_json(error);
+    response.body = error_json(error, form);
     if (error.status == 429) response.headers.push_back({"Retry-After", "1"});
     if (error.status == 503) response.headers.push_back({"Retry-After", "5"});
     return response;

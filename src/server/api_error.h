@@ -1,4 +1,4 @@
-// Errors as clients see them: OpenAI's form, with codes that never change.
+// Errors as clients see them, with codes that never change.
 #pragma once
 
 #include <string>
@@ -24,9 +24,15 @@ struct ApiError {
     std::string param;  // the request's field it is about; may be empty
 };
 
-// {"error": {"message", "type", "code", "param"}}; param is null when there is none.
-std::string error_json(const ApiError& error);
-HttpResponse error_response(const ApiError& error);
+// Whose clients a route talks to.
+enum class ErrorForm {
+    openai,     // {"error": {"message", "type", "code", "param"}}
+    anthropic,  // {"type": "error", "error": {"type", "message", "code", "param"}}
+};
+
+// param is null when there is none.
+std::string error_json(const ApiError& error, ErrorForm form = ErrorForm::openai);
+HttpResponse error_response(const ApiError& error, ErrorForm form = ErrorForm::openai);
 
 // What an engine's refusal, or the error of a reply that failed, means to a client.
 ApiError error_of_engine(const Error& error);

@@ -105,7 +105,8 @@ asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
                    exchange,
                    request_id_of(request, state_),
                    state_.keys.label_of(request).value_or(""),
-                   {}};
+                   {},
+                   match.route->error_form};
     if (match.route->path.back() == '/') {
         call.tail = std::string_view(request.path).substr(match.route->path.size());
     }

@@ -223,14 +223,15 @@ void read_response_format(FieldReader& fields) {
 
 ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& defaults,
                               std::uint32_t vocabulary) {
-    ParsedChat result;
     JsonBody json = parse_json_object(body);
-    if (json.error) {
-        result.error = std::move(json.error);
-        return result;
-    }
+    if (json.error) return {{}, std::move(json.error)};
+    return parse_chat_object(std::move(json.object), defaults, vocabulary);
+}
+
+ParsedChat parse_chat_object(Json body, const ChatDefaults& defaults, std::uint32_t vocabulary) {
+    ParsedChat result;
     ChatRequest& request = result.request;
-    FieldReader fields(json.object);
+    FieldReader fields(body);
     request.generation = read_generation_fields(fields, defaults.generation, vocabulary);
     check_messages(fields);
     read_tools(fields, request);
@@ -241,7 +242,7 @@ ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& default
     request.unknown_fields = fields.unknown();
     result.error = fields.error();
     if (result.error) return result;
-    request.messages = std::move(json.object["messages"]);
+    request.messages = std::move(body["messages"]);
     request.images = take_image_parts(request.messages);
     return result;
 }

@@ -1,5 +1,6 @@
-// POST /v1/chat/completions: a body becomes a request that the model and the engine understand, or
-// one error that says what to change.  Runs on a text thread.
+// A chat body (of POST /v1/chat/completions, or what other routes make of theirs) becomes a request
+// that the model and the engine understand, or one error that says what to change.  Runs on a text
+// thread.
 #pragma once
 
 #include <string>
@@ -35,5 +36,7 @@ struct ParsedChat {
 
 ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& defaults,
                               std::uint32_t vocabulary);
+// The same for a body that other routes have made of theirs.
+ParsedChat parse_chat_object(Json body, const ChatDefaults& defaults, std::uint32_t vocabulary);
 
 }  // namespace percheron::server

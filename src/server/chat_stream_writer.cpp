@@ -1,15 +1,16 @@
 #include "server/chat_writer.h"
+#include "server/event_stream_writer.h"
 
 namespace percheron::server {
 namespace {
 
 using Kind = ReplyEvent::Kind;
 
-class ChatStreamWriter final : public ReplyWriter {
+class ChatStreamWriter final : public EventStreamWriter {
   public:
-    ChatStreamWriter(HttpExchange& exchange, const ReplyIdentity& identity,
-                     const ChatWriterOptions& options, const Tokenizer& tokenizer)
-        : exchange_(exchange), options_(options), tokenizer_(tokenizer) {
+    ChatStreamWriter(const WriterSetting& setting, const ChatWriterOptions& options)
+        : EventStreamWriter(setting.exchange), options_(options), tokenizer_(setting.tokenizer) {
+        const ReplyIdentity& identity = setting.identity;
         head_ = R"(data: {"id":)";
         append_quoted(head_, identity.id);
         head_ += R"(,"object":"chat.completion.chunk","created":)";
@@ -27,31 +28,22 @@ class ChatStreamWriter final : public ReplyWriter {
         role_sent_.resize(options_.choices);
     }
 
-    void begin() override {
-        HttpResponse head;
-        head.content_type = "text/event-stream";
-        head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-        exchange_.begin_stream(std::move(head));
-    }
-
     void pieces(std::uint32_t choice, std::span<const ReplyPiece> pieces,
                 const ReplyUsage& usage) override {
-        buffer_.clear();
         for (const ReplyPiece& piece : pieces) {
             open_delta(choice);
             append_delta(piece.event);
-            buffer_.text() += '}';
+            text() += '}';
             append_details(piece.tokens);
-            buffer_.text() += R"(,"finish_reason":null}])";
+            text() += R"(,"finish_reason":null}])";
             close_event(usage);
         }
         flush();
     }
 
     void end_choice(std::uint32_t choice, const ChoiceEnd& end, const ReplyUsage& usage) override {
-        buffer_.clear();
         open_delta(choice);
-        std::string& text = buffer_.text();
+        std::string& text = this->text();
         if (text.back() == ',') text.pop_back();  // after the role stands nothing
         text += '}';
         if (!end.rest.empty()) append_details(end.rest);
@@ -68,7 +60,7 @@ class ChatStreamWriter final : public ReplyWriter {
     }
 
     void end(const ReplyUsage& usage) override {
-        std::string& text = buffer_.text();
+        std::string& text = this->text();
         if (options_.include_usage) {
             text += head_;
             text += R"(,"choices":[],"usage":)";
@@ -76,40 +68,23 @@ class ChatStreamWriter final : public ReplyWriter {
             text += "}\n\n";
         }
         text += "data: [DONE]\n\n";
-        flush();
-        exchange_.end_stream();
-    }
-
-    void fail(const ApiError& error) override {
-        if (!exchange_.streaming()) {
-            exchange_.respond(error_response(error));
-            return;
-        }
-        buffer_.clear();
-        buffer_.text() += "data: ";
-        buffer_.text() += error_json(error);
-        buffer_.text() += "\n\ndata: [DONE]\n\n";
-        flush();
-        exchange_.end_stream();
-    }
-
-    void keep_alive() override {
-        if (!exchange_.streaming()) begin();
-        buffer_.clear();
-        buffer_.text() += ": keep-alive\n\n";
-        flush();
+        close();
     }
 
   private:
+    void append_failure(const ApiError& error) override {
+        text() += "data: " + error_json(error) + "\n\ndata: [DONE]\n\n";
+    }
+
     void open_delta(std::uint32_t choice) {
-        buffer_.text() += choice_heads_[choice];
+        text() += choice_heads_[choice];
         if (role_sent_[choice]) return;
         role_sent_[choice] = true;
-        buffer_.text() += R"("role":"assistant",)";
+        text() += R"("role":"assistant",)";
     }
 
     void append_delta(const ReplyEvent& event) {
-        std::string& text = buffer_.text();
+        std::string& text = this->text();
         switch (event.kind) {
             case Kind::content:
                 text += R"("content":")";
@@ -147,15 +122,16 @@ class ChatStreamWriter final : public ReplyWriter {
     }
 
     void open_call(const ReplyEvent& event) {
-        buffer_.text() += R"("tool_calls":[{"index":)";
-        append_number(buffer_.text(), std::uint64_t{event.tool_index});
+        text() += R"("tool_calls":[{"index":)";
+        append_number(text(), std::uint64_t{event.tool_index});
     }
 
     void append_details(std::span<const TokenDetail> tokens) {
-        std::string& text = buffer_.text();
+        std::string& text = this->text();
         if (options_.logprobs) {
-            text += R"(,"logprobs":)";
-            append_chat_logprobs(text, tokens, tokenizer_);
+            text += R"(,"logprobs":{"content":)";
+            append_token_logprobs(text, tokens, tokenizer_);
+            text += '}';
         }
         if (options_.token_ids) {
             text += R"(,"token_ids":)";
@@ -164,7 +140,7 @@ class ChatStreamWriter final : public ReplyWriter {
     }
 
     void close_event(const ReplyUsage& usage) {
-        std::string& text = buffer_.text();
+        std::string& text = this->text();
         if (options_.continuous_usage) {
             text += R"(,"usage":)";
             append_usage(text, usage);
@@ -172,12 +148,6 @@ class ChatStreamWriter final : public ReplyWriter {
         text += "}\n\n";
     }
 
-    void flush() {
-        if (!buffer_.empty()) exchange_.send_piece(buffer_.piece(exchange_.chunked()));
-        buffer_.clear();
-    }
-
-    HttpExchange& exchange_;
     ChatWriterOptions options_;
     const Tokenizer& tokenizer_;
     std::string head_;
@@ -185,16 +155,13 @@ class ChatStreamWriter final : public ReplyWriter {
     std::vector<std::string> choice_heads_;
     std::vector<bool> role_sent_;
     std::uint32_t ended_ = 0;
-    EventBuffer buffer_;
 };
 
 }  // namespace
 
-std::unique_ptr<ReplyWriter> make_chat_stream_writer(HttpExchange& exchange,
-                                                     const ReplyIdentity& identity,
-                                                     const ChatWriterOptions& options,
-                                                     const Tokenizer& tokenizer) {
-    return std::make_unique<ChatStreamWriter>(exchange, identity, options, tokenizer);
+std::unique_ptr<ReplyWriter> make_chat_stream_writer(const WriterSetting& setting,
+                                                     const ChatWriterOptions& options) {
+    return std::make_unique<ChatStreamWriter>(setting, options);
 }
 
 }  // namespace percheron::server

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "server/collecting_writer.h"
+#include "server/sse.h"
 #include "text/unicode.h"
 
 namespace percheron::server {
 namespace {
 
-using Kind = ReplyEvent::Kind;
+using Block = ReplyBlock::Kind;
 
 void append_token(std::string& json, TokenId id, float logprob, const Tokenizer& tokenizer) {
     const std::string_view bytes = tokenizer.bytes_of(id);
@@ -24,109 +26,59 @@ void append_token(std::string& json, TokenId id, float logprob, const Tokenizer&
     json += ']';
 }
 
-class ChatWriter final : public ReplyWriter {
+class ChatWriter final : public CollectingWriter {
   public:
-    ChatWriter(HttpExchange& exchange, const ReplyIdentity& identity,
-               const ChatWriterOptions& options, const Tokenizer& tokenizer)
-        : exchange_(exchange),
-          identity_(identity),
-          options_(options),
-          tokenizer_(tokenizer),
-          choices_(options.choices) {}
+    ChatWriter(const WriterSetting& setting, const ChatWriterOptions& options)
+        : CollectingWriter(setting, options.choices), options_(options) {}
 
-    void begin() override {}
-
-    void pieces(std::uint32_t index, std::span<const ReplyPiece> pieces,
-                const ReplyUsage&) override {
-        Choice& choice = choices_[index];
-        for (const ReplyPiece& piece : pieces) {
-            const ReplyEvent& event = piece.event;
-            switch (event.kind) {
-                case Kind::content:
-                    choice.content += event.text;
-                    break;
-                case Kind::reasoning:
-                    choice.reasoning += event.text;
-                    break;
-                case Kind::tool_begin:
-                    choice.calls.push_back({event.call_id, event.text, ""});
-                    break;
-                case Kind::tool_arguments:
-                    choice.calls[event.tool_index].arguments += event.text;
-                    break;
-                case Kind::tool_end:
-                    break;
-            }
-            choice.tokens.insert(choice.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-        }
-    }
-
-    void end_choice(std::uint32_t index, const ChoiceEnd& end, const ReplyUsage&) override {
-        choices_[index].end = end;
-    }
-
-    void end(const ReplyUsage& usage) override {
+  private:
+    std::string render(const ReplyUsage& usage) override {
         std::string json = R"({"id":)";
-        append_quoted(json, identity_.id);
+        append_quoted(json, identity().id);
         json += R"(,"object":"chat.completion","created":)";
-        append_number(json, identity_.created);
+        append_number(json, identity().created);
         json += R"(,"model":)";
-        append_quoted(json, identity_.model);
+        append_quoted(json, identity().model);
         json += R"(,"choices":[)";
-        for (std::uint32_t index = 0; index < choices_.size(); ++index) {
+        for (std::uint32_t index = 0; index < choices().size(); ++index) {
             if (index > 0) json += ',';
             append_choice(json, index);
         }
         json += R"(],"usage":)";
         append_usage(json, usage);
         json += R"(,"seed":)";
-        append_number(json, choices_[0].end.seed);
+        append_number(json, choices()[0].end.seed);
         json += R"(,"reasoning_effort":)";
-        append_quoted(json, identity_.reasoning_effort);
+        append_quoted(json, identity().reasoning_effort);
         json += '}';
-        HttpResponse response;
-        response.body = std::move(json);
-        exchange_.respond(std::move(response));
+        return json;
     }
 
-    void fail(const ApiError& error) override { exchange_.respond(error_response(error)); }
-
-  private:
-    struct Call {
-        std::string id;
-        std::string name;
-        std::string arguments;
-    };
-    struct Choice {
-        std::string content;
-        std::string reasoning;
-        std::vector<Call> calls;
-        std::vector<TokenDetail> tokens;
-        ChoiceEnd end;
-    };
-
     void append_choice(std::string& json, std::uint32_t index) {
-        Choice& choice = choices_[index];
+        const CollectedChoice& choice = choices()[index];
+        const std::string content = choice.text_of(Block::content);
+        const std::string reasoning = choice.text_of(Block::reasoning);
+        const bool calls = std::any_of(choice.blocks.begin(), choice.blocks.end(), is_call);
         json += R"({"index":)";
         append_number(json, std::uint64_t{index});
         json += R"(,"message":{"role":"assistant","content":)";
-        if (choice.content.empty() && !choice.calls.empty()) {
+        if (content.empty() && calls) {
             json += "null";
         } else {
-            append_quoted(json, choice.content);
+            append_quoted(json, content);
         }
-        if (!choice.reasoning.empty()) {
+        if (!reasoning.empty()) {
             json += R"(,"reasoning_content":)";
-            append_quoted(json, choice.reasoning);
+            append_quoted(json, reasoning);
             json += R"(,"reasoning":)";
-            append_quoted(json, choice.reasoning);
+            append_quoted(json, reasoning);
         }
-        if (!choice.calls.empty()) append_calls(json, choice.calls);
+        if (calls) append_calls(json, choice.blocks);
         json += '}';
-        choice.tokens.insert(choice.tokens.end(), choice.end.rest.begin(), choice.end.rest.end());
         if (options_.logprobs) {
-            json += R"(,"logprobs":)";
-            append_chat_logprobs(json, choice.tokens, tokenizer_);
+            json += R"(,"logprobs":{"content":)";
+            append_token_logprobs(json, choice.tokens, tokenizer());
+            json += '}';
         }
         if (options_.token_ids) {
             json += R"(,"token_ids":)";
@@ -139,32 +91,32 @@ class ChatWriter final : public ReplyWriter {
         json += '}';
     }
 
-    static void append_calls(std::string& json, const std::vector<Call>& calls) {
+    static bool is_call(const ReplyBlock& block) { return block.kind == Block::call; }
+
+    static void append_calls(std::string& json, const std::vector<ReplyBlock>& blocks) {
         json += R"(,"tool_calls":[)";
-        for (std::size_t i = 0; i < calls.size(); ++i) {
-            json += i > 0 ? R"(,{"id":)" : R"({"id":)";
-            append_quoted(json, calls[i].id);
+        for (const ReplyBlock& block : blocks) {
+            if (!is_call(block)) continue;
+            if (json.back() != '[') json += ',';
+            json += R"({"id":)";
+            append_quoted(json, block.call_id);
             json += R"(,"type":"function","function":{"name":)";
-            append_quoted(json, calls[i].name);
+            append_quoted(json, block.name);
             json += R"(,"arguments":)";
-            append_quoted(json, calls[i].arguments);
+            append_quoted(json, block.text);
             json += "}}";
         }
         json += ']';
     }
 
-    HttpExchange& exchange_;
-    ReplyIdentity identity_;
     ChatWriterOptions options_;
-    const Tokenizer& tokenizer_;
-    std::vector<Choice> choices_;
 };
 
 }  // namespace
 
-void append_chat_logprobs(std::string& json, std::span<const TokenDetail> tokens,
-                          const Tokenizer& tokenizer) {
-    json += R"({"content":[)";
+void append_token_logprobs(std::string& json, std::span<const TokenDetail> tokens,
+                           const Tokenizer& tokenizer) {
+    json += '[';
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (i > 0) json += ',';
         const EngineEvents::Logprobs none;
@@ -178,13 +130,12 @@ void append_chat_logprobs(std::string& json, std::span<const TokenDetail> tokens
         }
         json += "]}";
     }
-    json += "]}";
+    json += ']';
 }
 
-std::unique_ptr<ReplyWriter> make_chat_writer(HttpExchange& exchange, const ReplyIdentity& identity,
-                                              const ChatWriterOptions& options,
-                                              const Tokenizer& tokenizer) {
-    return std::make_unique<ChatWriter>(exchange, identity, options, tokenizer);
+std::unique_ptr<ReplyWriter> make_chat_writer(const WriterSetting& setting,
+                                              const ChatWriterOptions& options) {
+    return std::make_unique<ChatWriter>(setting, options);
 }
 
 }  // namespace percheron::server

@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "server/connection.h"
+#include "server/generation.h"
 #include "server/reply_writer.h"
-#include "server/sse.h"
 #include "text/tokenizer.h"
 
 namespace percheron::server {
@@ -22,18 +21,15 @@ struct ChatWriterOptions {
 
 // chat.completion.chunk events.  The first chunk of a choice carries the role and comes with its
 // first token; usage comes last, alone, and only when asked for; a failure is an error event.
-std::unique_ptr<ReplyWriter> make_chat_stream_writer(HttpExchange& exchange,
-                                                     const ReplyIdentity& identity,
-                                                     const ChatWriterOptions& options,
-                                                     const Tokenizer& tokenizer);
+std::unique_ptr<ReplyWriter> make_chat_stream_writer(const WriterSetting& setting,
+                                                     const ChatWriterOptions& options);
 
 // One chat.completion object.
-std::unique_ptr<ReplyWriter> make_chat_writer(HttpExchange& exchange, const ReplyIdentity& identity,
-                                              const ChatWriterOptions& options,
-                                              const Tokenizer& tokenizer);
+std::unique_ptr<ReplyWriter> make_chat_writer(const WriterSetting& setting,
+                                              const ChatWriterOptions& options);
 
-// {"content": [{"token", "bytes", "logprob", "top_logprobs"}, ...]}
-void append_chat_logprobs(std::string& json, std::span<const TokenDetail> tokens,
-                          const Tokenizer& tokenizer);
+// [{"token", "bytes", "logprob", "top_logprobs"}, ...]
+void append_token_logprobs(std::string& json, std::span<const TokenDetail> tokens,
+                           const Tokenizer& tokenizer);
 
 }  // namespace percheron::server

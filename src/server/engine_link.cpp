@@ -103,6 +103,12 @@ void EngineLink::dispatch(EngineEvents& events) {
         const auto entry = entries_.find(to_int(admitted.request));
         if (entry != entries_.end()) entry->second.receiver->on_admitted(admitted, now);
     }
+    for (const auto& scores : events.prompt_scores) {
+        const auto entry = entries_.find(to_int(scores.request));
+        if (entry == entries_.end()) continue;
+        entry->second.receiver->on_prompt_scores(
+            std::span(events.logprobs).subspan(scores.first_logprob, scores.count));
+    }
     for (const auto& run : events.runs) {
         const auto entry = entries_.find(to_int(run.request));
         if (entry == entries_.end()) continue;

@@ -27,6 +27,8 @@ class ReplyReceiver {
     virtual void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) = 0;
     // A round of speculation, before the tokens it gave.
     virtual void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) = 0;
+    // Of the prompt's tokens, in order from the second on.
+    virtual void on_prompt_scores(std::span<const EngineEvents::Logprobs> scores) = 0;
     // `logprobs` is empty or has an entry a token.
     virtual void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
                            std::span<const EngineEvents::Logprobs> logprobs,

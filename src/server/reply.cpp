@@ -90,6 +90,16 @@ void Reply::detach() {
     link_.cancel(request_);
 }
 
+void Reply::abandon() {
+    if (ended()) return;
+    writer_ = nullptr;
+    link_.cancel(request_);
+}
+
+void Reply::on_prompt_scores(std::span<const EngineEvents::Logprobs> scores) {
+    if (writer_ != nullptr) writer_->prompt_scores(0, scores);
+}
+
 void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) {
     choices_[admitted.choice].seed = admitted.seed;
     latest_sign_of_life_ = now;
@@ -207,16 +217,7 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
     count(choice);
 
     const ChoiceStatistics& statistics = finished.statistics;
-    ChoiceStatistics& draft = usage_.draft;
-    if (!statistics.proposer.empty()) draft.proposer = statistics.proposer;
-    draft.draft_rounds += statistics.draft_rounds;
-    draft.drafted_tokens += statistics.drafted_tokens;
-    draft.accepted_tokens += statistics.accepted_tokens;
-    auto& positions = draft.accepted_per_position;
-    positions.resize(std::max(positions.size(), statistics.accepted_per_position.size()));
-    for (std::size_t i = 0; i < statistics.accepted_per_position.size(); ++i) {
-        positions[i] += statistics.accepted_per_position[i];
-    }
+    add_draft(usage_.draft, statistics);
     metrics_.count_draft(statistics, choice.drafts);
     choice.drafts = statistics;
 
@@ -245,8 +246,8 @@ void Reply::on_finished(const EngineEvents::Finished& finished, Clock::time_poin
 
     if (writer_ != nullptr && !failed && !cancelled) {
         if (!pieces_.empty()) writer_->pieces(finished.choice, pieces_, usage_);
-        const ChoiceEnd end{names.finish_reason, names.stop_reason, choice.seed,
-                            std::move(choice.unclaimed)};
+        const ChoiceEnd end{names.finish_reason, names.stop_reason, summary.stop_string,
+                            choice.seed, std::move(choice.unclaimed)};
         writer_->end_choice(finished.choice, end, usage_);
         if (open_choices_ == 0) writer_->end(usage_);
     } else if (writer_ != nullptr) {

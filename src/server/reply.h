@@ -55,6 +55,8 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     Status start(GenerationRequest request, ReplyWriter& writer, EndCallback ended);
     // The client is gone: nothing is written any more and the engine is told to stop.
     void detach();
+    // The writer wants no more, though its client is there: the engine is told to stop.
+    void abandon();
 
     bool ended() const { return open_choices_ == 0; }
     const ReplySetup& setup() const { return setup_; }
@@ -65,6 +67,7 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
 
     void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) override;
     void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) override;
+    void on_prompt_scores(std::span<const EngineEvents::Logprobs> scores) override;
     void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
                    std::span<const EngineEvents::Logprobs> logprobs,
                    Clock::time_point now) override;

@@ -1,5 +1,7 @@
 #include "server/reply_writer.h"
 
+#include <algorithm>
+
 #include "server/sse.h"
 
 namespace percheron::server {
@@ -13,6 +15,17 @@ void append_member(std::string& json, std::string_view name, std::uint64_t value
 }
 
 }  // namespace
+
+void add_draft(ChoiceStatistics& sum, const ChoiceStatistics& more) {
+    if (!more.proposer.empty()) sum.proposer = more.proposer;
+    sum.draft_rounds += more.draft_rounds;
+    sum.drafted_tokens += more.drafted_tokens;
+    sum.accepted_tokens += more.accepted_tokens;
+    auto& positions = sum.accepted_per_position;
+    positions.resize(std::max(positions.size(), more.accepted_per_position.size()));
+    for (std::size_t i = 0; i < more.accepted_per_position.size(); ++i)
+        positions[i] += more.accepted_per_position[i];
+}
 
 void append_usage(std::string& json, const ReplyUsage& usage) {
     json += '{';

@@ -43,6 +43,7 @@ struct ChoiceEnd {
     std::string_view finish_reason;  // stop, length, tool_calls
     std::string_view
         stop_reason;  // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
+    std::string stop_string;  // with stop_reason stop_string: which
     std::uint64_t seed = 0;
     std::vector<TokenDetail> rest;  // tokens that belong to no piece (a stop id, a cut character)
 };
@@ -62,6 +63,10 @@ class ReplyWriter {
 
     // The engine has begun with the prompt.
     virtual void begin() = 0;
+    // Log-probs of the prompt's tokens from its second on, in order, some at a time, before the
+    // first piece; only where the request asked for them.  `choice`: the prompt's first.
+    virtual void prompt_scores(std::uint32_t /*choice*/,
+                               std::span<const EngineEvents::Logprobs> /*scores*/) {}
     // What one engine step added to one choice.  `usage` is what has been counted so far.
     virtual void pieces(std::uint32_t choice, std::span<const ReplyPiece> pieces,
                         const ReplyUsage& usage) = 0;
@@ -74,6 +79,9 @@ class ReplyWriter {
     // Nothing has been sent for a while.
     virtual void keep_alive() {}
 };
+
+// Adds what another choice drafted.
+void add_draft(ChoiceStatistics& sum, const ChoiceStatistics& more);
 
 // The pieces that routes share.
 void append_usage(std::string& json, const ReplyUsage& usage);

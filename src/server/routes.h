@@ -16,6 +16,7 @@ struct RouteCall {
     std::string request_id;  // the client's x-request-id, or a new one
     std::string key_label;
     std::string_view tail;  // of a prefix route: what follows the prefix
+    ErrorForm error_form = ErrorForm::openai;
 };
 
 using RouteHandler = asio::awaitable<void> (*)(RouteCall&);
@@ -25,6 +26,7 @@ struct Route {
     std::string_view path;    // ends with '/': everything below
     RouteHandler handler;
     bool open = false;  // without a key: liveness, and the page's script and style
+    ErrorForm error_form = ErrorForm::openai;
 };
 
 // The route of a path, and whether the path exists with other methods.

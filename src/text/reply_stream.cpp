@@ -16,10 +16,11 @@ struct ReplyStream::State {
 
     State(const Tokenizer& tokenizer, const ToolSchemas& tools, ReplyOptions options)
         : tokenizer(tokenizer),
-          tags(tokenizer, std::move(options.stop_tokens)),
+          tags(tokenizer, std::move(options.stop_tokens), options.verbatim),
           stops(options.stop_strings),
           parser(tools, stops,
-                 {options.starts_in_reasoning, options.parse_tool_calls,
+                 {options.starts_in_reasoning && !options.verbatim,
+                  options.parse_tool_calls && !options.verbatim,
                   std::move(options.call_id_prefix)}) {}
 
     void count_calls() {

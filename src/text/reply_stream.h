@@ -25,6 +25,8 @@ struct ReplyOptions {
     bool starts_in_reasoning = true;
     // False: no tools were offered, and call tags are text like any other.
     bool parse_tool_calls = true;
+    // True: the reply has no structure; all of it is content, tags included.
+    bool verbatim = false;
     // Ids that end a reply: they give no text.  The engine's stop_tokens and extra_stop_tokens.
     std::vector<TokenId> stop_tokens;
     // Looked for in reasoning and in content, never across the two.  Empty strings are ignored.

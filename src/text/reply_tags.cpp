@@ -5,7 +5,8 @@
 
 namespace percheron {
 
-ReplyTags::ReplyTags(const Tokenizer& tokenizer, std::vector<TokenId> stop_tokens) {
+ReplyTags::ReplyTags(const Tokenizer& tokenizer, std::vector<TokenId> stop_tokens,
+                     bool stops_only) {
     for (const TokenId id : stop_tokens)
         tags_.emplace_back(id, ReplyTag::stop);
     static constexpr std::pair<std::string_view, ReplyTag> strings[] = {
@@ -15,6 +16,7 @@ ReplyTags::ReplyTags(const Tokenizer& tokenizer, std::vector<TokenId> stop_token
         {"<arg_value>", ReplyTag::value_open}, {"</arg_value>", ReplyTag::value_close},
     };
     for (const auto& [string, tag] : strings) {
+        if (stops_only) break;
         if (const auto id = tokenizer.added_token(string)) tags_.emplace_back(*id, tag);
     }
     if (tags_.empty()) return;

@@ -25,7 +25,8 @@ enum class ReplyTag : std::uint8_t {
 // Which ids are tags.  A tag spelled in ordinary tokens is text; only the id makes it a tag.
 class ReplyTags {
   public:
-    ReplyTags(const Tokenizer& tokenizer, std::vector<TokenId> stop_tokens);
+    // `stops_only`: nothing but a stop id is a tag.
+    ReplyTags(const Tokenizer& tokenizer, std::vector<TokenId> stop_tokens, bool stops_only);
 
     ReplyTag of(TokenId id) const {
         if (to_int(id) < lowest_) return ReplyTag::none;
