@@ -127,7 +127,9 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
         sequence->image_spans.push_back({image.first, image.count, image.content_hash});
     }
     sequence->cache_salt = request.cache_salt;
-    sequence->use_cache = request.use_cache;
+    sequence->prompt_logprobs = choice == 0 ? request.prompt_logprobs : -1;
+    // What the cache holds would be left out of the computing, and of the scores.
+    sequence->use_cache = request.use_cache && request.prompt_logprobs < 0;
     if (options.user_token) {
         const auto user =
             std::find(request.prompt.begin(), request.prompt.end(), *options.user_token);

@@ -18,6 +18,7 @@
 #include "engine/engine_start.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
+#include "engine/prompt_scorer.h"
 #include "engine/reprefill.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
@@ -97,6 +98,7 @@ class LocalEngine final : public Engine {
     TokenCommit tokens_;
     std::unique_ptr<DraftRounds> rounds_;  // null: no speculation
     std::uint32_t accepted_now_ = 0;
+    PromptScorer scorer_{runner_, tokens_.sampler(), options_.banned_tokens};
     std::vector<Cancel> cancels_now_;
     std::vector<Sequence*> all_;
     std::uint32_t finished_now_ = 0;
@@ -311,7 +313,8 @@ Status LocalEngine::step() {
         }
     }
     if (!plan_.rows.empty()) {
-        PERCHERON_ASSIGN(const std::span<const float> logits, runner_.run(plan_));
+        PERCHERON_ASSIGN(const std::span<const float> computed, runner_.run(plan_));
+        PERCHERON_ASSIGN(const auto logits, scorer_.score(plan_, computed, events_));
         scheduler_.commit(plan_, seconds_between(start, Clock::now()));
         for (const StateCopy& copy : plan_.copies) {
             caches_->save(copy.slot, copy.position, copy.checkpoint);

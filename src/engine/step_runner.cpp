@@ -49,13 +49,12 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
             }
         }
     }
-    ops::RowBatch batch;
-    batch.numeric_class = plan.numeric_class;
-    batch.sequences = sequences_;
-    batch.tokens = tokens_;
-    batch.overrides = overrides_;
-    batch.logit_rows = logit_rows_;
-    return network_.forward(batch, caches_.views());
+    batch_.numeric_class = plan.numeric_class;
+    batch_.sequences = sequences_;
+    batch_.tokens = tokens_;
+    batch_.overrides = overrides_;
+    batch_.logit_rows = logit_rows_;
+    return network_.forward(batch_, caches_.views());
 }
 
 }  // namespace percheron::engine

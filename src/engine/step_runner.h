@@ -23,6 +23,13 @@ class StepRunner {
     // token, in order: [those][vocabulary], valid until the next run.
     Result<std::span<const float>> run(const StepPlan& plan);
 
+    // Logits of further rows of the latest run's step (prompt tokens to be scored); what run() gave
+    // is overwritten.
+    Result<std::span<const float>> logits_of(std::span<const std::uint32_t> rows) {
+        return network_.logits_of(batch_, rows);
+    }
+    std::size_t most_logit_rows() const { return network_.max_logit_rows(); }
+
   private:
     // The feature rows among `planned`'s, whose first row in the step is `first_row`.
     void add_features(const PlannedRows& planned, std::uint32_t first_row);
@@ -34,6 +41,7 @@ class StepRunner {
     std::vector<TokenId> tokens_;
     std::vector<ops::EmbeddingOverride> overrides_;
     std::vector<std::uint32_t> logit_rows_;
+    ops::RowBatch batch_;  // of the latest run
 };
 
 }  // namespace percheron::engine

@@ -40,6 +40,7 @@ class TokenCommit {
 
     // The tokens just taken came of a round of speculation.
     void note_round(const Sequence& sequence, std::uint32_t drafted, std::uint32_t accepted);
+    sampling::Sampler& sampler() { return sampler_; }
 
   private:
     Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);

@@ -43,12 +43,22 @@ class TextTrunk final : public Network {
         for (ops::Activations& tap : taps_) {
             tap.rows = batch.rows();
         }
-        const ops::Activations logits{logits_memory_->data(), DType::f32, batch.logit_rows.size(),
-                                      config_.vocabulary};
+        const ops::Activations logits = logits_for(batch);
         PERCHERON_TRY(backend_.run(batch, [&] { compute(batch, caches, logits); }));
-        return std::span<const float>(static_cast<const float*>(logits.data),
-                                      logits.rows * logits.columns);
+        return values_of(logits);
     }
+
+    Result<std::span<const float>> logits_of(const ops::RowBatch& latest,
+                                             std::span<const std::uint32_t> rows) override {
+        ops::RowBatch batch = latest;
+        batch.logit_rows = rows;
+        PERCHERON_TRY(check_size(batch));
+        const ops::Activations logits = logits_for(batch);
+        PERCHERON_TRY(
+            backend_.run(batch, [&] { backend_.head(weights_.head, batch, normed_, logits); }));
+        return values_of(logits);
+    }
+    std::size_t max_logit_rows() const override { return options_.max_logit_rows; }
 
     Status set_taps(std::vector<std::size_t> layers) override {
         for (const std::size_t layer : layers) {
@@ -81,14 +91,26 @@ class TextTrunk final : public Network {
         return {};
     }
 
-    Status check(const ops::RowBatch& batch, const CacheViews& caches) const {
-        PERCHERON_TRY(ops::check_batch(batch, config_.vocabulary));
+    ops::Activations logits_for(const ops::RowBatch& batch) const {
+        return {logits_memory_->data(), DType::f32, batch.logit_rows.size(), config_.vocabulary};
+    }
+    static std::span<const float> values_of(const ops::Activations& logits) {
+        return {static_cast<const float*>(logits.data), logits.rows * logits.columns};
+    }
+
+    Status check_size(const ops::RowBatch& batch) const {
         if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows) {
             return Error(ErrorCode::invalid_argument,
                          "A step of " + std::to_string(batch.rows()) + " rows with " +
                              std::to_string(batch.logit_rows.size()) +
                              " wanted logits is larger than the network was loaded for.");
         }
+        return {};
+    }
+
+    Status check(const ops::RowBatch& batch, const CacheViews& caches) const {
+        PERCHERON_TRY(ops::check_batch(batch, config_.vocabulary));
+        PERCHERON_TRY(check_size(batch));
         const auto kda_layers = static_cast<std::size_t>(
             std::count(config_.mixers.begin(), config_.mixers.end(), MixerKind::kda));
         if (caches.kda.size() < kda_layers ||

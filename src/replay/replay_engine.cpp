@@ -87,6 +87,7 @@ class ReplayEngine final : public Engine {
     void admit(Clock::time_point now);
     void step(Clock::time_point now);
     bool step_choice(Choice& choice, Clock::time_point now);
+    void emit_prompt_scores(const Choice& choice);
     void emit_tokens(Choice& choice, std::uint32_t first, std::uint32_t count);
     void finish(Choice& choice, FinishReason reason, Clock::time_point now);
     EngineEvents& events_of(EngineEventSink* sink);
@@ -275,7 +276,10 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
         choice.first_step = now;
         choice.statistics.prefill_seconds = seconds(now - choice.admitted_at);
         // The choices of a request share one prompt.
-        if (choice.index == 0) unpublished_prompt_tokens_ += choice.statistics.prompt_tokens;
+        if (choice.index == 0) {
+            unpublished_prompt_tokens_ += choice.statistics.prompt_tokens;
+            emit_prompt_scores(choice);
+        }
     }
 
     const ReplayReply& reply = *choice.reply;
@@ -334,6 +338,26 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
             return false;
     }
     return false;
+}
+
+// The reply's log-prob for every token of the prompt but the first.
+void ReplayEngine::emit_prompt_scores(const Choice& choice) {
+    const GenerationRequest& parameters = *choice.parameters;
+    if (parameters.prompt_logprobs < 0 || parameters.prompt.size() < 2) return;
+    EngineEvents& events = events_of(choice.sink);
+    EngineEvents::PromptScores scores;
+    scores.request = choice.request;
+    scores.first = 1;
+    scores.count = static_cast<std::uint32_t>(parameters.prompt.size() - 1);
+    scores.first_logprob = static_cast<std::uint32_t>(events.logprobs.size());
+    for (std::uint32_t i = 1; i <= scores.count; ++i) {
+        EngineEvents::Logprobs entry{choice.reply->logprob, {}};
+        if (parameters.prompt_logprobs > 0) {
+            entry.top.push_back({parameters.prompt[i], entry.chosen});
+        }
+        events.logprobs.push_back(std::move(entry));
+    }
+    events.prompt_scores.push_back(scores);
 }
 
 void ReplayEngine::emit_tokens(Choice& choice, std::uint32_t first, std::uint32_t count) {

@@ -73,8 +73,8 @@ std::string field_named_by(std::string_view message) {
 
 std::string error_json(const ApiError& error, ErrorForm form) {
     const bool anthropic = form == ErrorForm::anthropic;
-    std::string json = anthropic ? R"({"type":"error","error":{"message":)"
-                                 : R"({"error":{"message":)";
+    std::string json =
+        anthropic ? R"({"type":"error","error":{"message":)" : R"({"error":{"message":)";
     append_quoted(json, error.message);
     json += R"(,"type":)";
     append_quoted(json, anthropic ? anthropic_type_of(error.status) : type_of(error.status));

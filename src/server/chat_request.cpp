@@ -238,7 +238,7 @@ ParsedChat parse_chat_object(Json body, const ChatDefaults& defaults, std::uint3
     read_logprobs(fields, request.generation.request.sampling);
     read_prompt_options(fields, defaults, request.prompt_options);
     read_response_format(fields);
-    refuse_foreign_fields(fields);
+    refuse_foreign_fields(fields, {"best_of", "echo"});
     request.unknown_fields = fields.unknown();
     result.error = fields.error();
     if (result.error) return result;

@@ -16,7 +16,8 @@ PreparedGeneration prepare(const GenerationSetting& setting, std::string_view bo
                                     fields.continuous_usage, fields.return_token_ids,
                                     fields.request.sampling.top_logprobs >= 0};
     prepared.make_writer = [options, stream = fields.stream](const WriterSetting& writer) {
-        return stream ? make_chat_stream_writer(writer, options) : make_chat_writer(writer, options);
+        return stream ? make_chat_stream_writer(writer, options)
+                      : make_chat_writer(writer, options);
     };
     return prepared;
 }

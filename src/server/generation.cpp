@@ -100,13 +100,13 @@ asio::awaitable<void> run_replies(RouteCall& call, PreparedGeneration& prepared,
     const auto wakeup = std::make_shared<Wakeup>(state.io.get_executor());
     ReplyGroup group(*writer, prepared.requests.size(), [wakeup] { wakeup->set(); });
     // The line is written when the engine has ended, which may be after the client has left.
-    const auto ended = [&state, wakeup, held = std::move(held), id = identity.id,
-                        route = exchange.request().path, label = call.key_label,
-                        open = std::make_shared<std::size_t>(prepared.requests.size())](
-                           const Reply& reply) {
-        log_reply(state, id, route, label, reply);
-        if (--*open == 0) wakeup->set();
-    };
+    const auto ended =
+        [&state, wakeup, held = std::move(held), id = identity.id, route = exchange.request().path,
+         label = call.key_label,
+         open = std::make_shared<std::size_t>(prepared.requests.size())](const Reply& reply) {
+            log_reply(state, id, route, label, reply);
+            if (--*open == 0) wakeup->set();
+        };
     for (GenerationRequest& request : prepared.requests) {
         ReplySetup setup = reply_setup(prepared, request, state, received);
         setup.id = identity.id;

@@ -171,37 +171,26 @@ GenerationFields read_generation_fields(FieldReader& fields, const GenerationDef
     return result;
 }
 
-void refuse_foreign_fields(FieldReader& fields) {
+void refuse_foreign_fields(FieldReader& fields, std::initializer_list<const char*> more) {
     const auto refuse = [&](const char* name, std::string_view why) {
         fields.fail(unsupported_parameter(fields.path_of(name),
                                           fields.path_of(name) + " " + std::string(why)));
     };
-    for (const char* name : {"functions",
-                             "function_call",
-                             "audio",
-                             "web_search_options",
-                             "guided_json",
-                             "guided_regex",
-                             "guided_choice",
-                             "guided_grammar",
-                             "structured_outputs",
-                             "grammar",
-                             "regex",
-                             "ebnf",
-                             "json_schema",
-                             "prompt_logprobs",
-                             "length_penalty",
-                             "best_of",
-                             "bad_words",
-                             "logits_processors",
-                             "allowed_token_ids",
-                             "documents",
-                             "chat_template"}) {
+    for (const char* name :
+         {"functions",          "function_call",     "audio",          "web_search_options",
+          "guided_json",        "guided_regex",      "guided_choice",  "guided_grammar",
+          "structured_outputs", "grammar",           "regex",          "ebnf",
+          "json_schema",        "prompt_logprobs",   "length_penalty", "bad_words",
+          "logits_processors",  "allowed_token_ids", "documents",      "chat_template"}) {
         const Json* value = fields.find(name);
         if (value != nullptr) refuse(name, "is not supported; leave it out");
     }
-    for (const char* name :
-         {"use_beam_search", "include_stop_str_in_output", "return_progress", "echo"}) {
+    for (const char* name : more) {
+        const Json* value = fields.find(name);
+        if (value != nullptr && *value != false)
+            refuse(name, "is not supported here; leave it out");
+    }
+    for (const char* name : {"use_beam_search", "include_stop_str_in_output", "return_progress"}) {
         if (fields.boolean(name).value_or(false)) refuse(name, "is not supported; leave it out");
     }
     if (const Json* modalities = fields.find("modalities")) {

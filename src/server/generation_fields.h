@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ GenerationFields read_generation_fields(FieldReader& fields, const GenerationDef
 
 // Refuses what would change a reply and is not done here.  What clients send beside it without
 // effect on a reply (user, metadata, store, thinking, ...) stays unread, and so comes into the log.
-void refuse_foreign_fields(FieldReader& fields);
+// `more`: what a route refuses beside, unless it is false.
+void refuse_foreign_fields(FieldReader& fields, std::initializer_list<const char*> more = {});
 
 }  // namespace percheron::server

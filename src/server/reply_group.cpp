@@ -45,8 +45,9 @@ ReplyGroup::~ReplyGroup() = default;
 void ReplyGroup::add(std::shared_ptr<Reply> reply) {
     if (size_ > 1) {
         const std::uint32_t first =
-            replies_.empty() ? 0 : replies_.front()->setup().choices *
-                                       static_cast<std::uint32_t>(replies_.size());
+            replies_.empty()
+                ? 0
+                : replies_.front()->setup().choices * static_cast<std::uint32_t>(replies_.size());
         members_.push_back(std::make_unique<Member>(*this, first));
     }
     replies_.push_back(std::move(reply));

@@ -42,7 +42,7 @@ struct ReplyPiece {
 struct ChoiceEnd {
     std::string_view finish_reason;  // stop, length, tool_calls
     std::string_view
-        stop_reason;  // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
+        stop_reason;          // eos, stop_string, max_tokens, context, loop, deadline, tool_calls
     std::string stop_string;  // with stop_reason stop_string: which
     std::uint64_t seed = 0;
     std::vector<TokenDetail> rest;  // tokens that belong to no piece (a stop id, a cut character)

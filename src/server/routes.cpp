@@ -5,7 +5,7 @@
 namespace percheron::server {
 namespace {
 
-constexpr std::array<Route, 15> routes{{
+constexpr std::array<Route, 17> routes{{
     {"GET", "/health", serve_health, true},
     {"GET", "/v1/models", serve_models},
     {"GET", "/models", serve_models},
@@ -18,6 +18,8 @@ constexpr std::array<Route, 15> routes{{
     {"POST", "/detokenize", serve_detokenize},
     {"POST", "/v1/chat/completions", serve_chat},
     {"POST", "/chat/completions", serve_chat},
+    {"POST", "/v1/completions", serve_completion},
+    {"POST", "/completions", serve_completion},
     {"GET", "/", serve_page},
     {"GET", "/dashboard", serve_page},
     {"GET", "/assets/", serve_page, true},

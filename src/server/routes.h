@@ -53,5 +53,7 @@ asio::awaitable<void> serve_page(RouteCall& call);
 HttpResponse page_for_key(std::string_view path);
 // chat_route.cpp
 asio::awaitable<void> serve_chat(RouteCall& call);
+// completion_route.cpp
+asio::awaitable<void> serve_completion(RouteCall& call);
 
 }  // namespace percheron::server

@@ -126,32 +126,48 @@ class FakeNetwork final : public model::Network {
             PERCHERON_TRY(before_forward(batch));
         }
         PERCHERON_TRY(check(batch, caches.kda.at(0), caches.latent.at(0)));
-        logits_.assign(batch.logit_rows.size() * fake_vocabulary, 0.0f);
-        std::size_t next_logit_row = 0;
+        computed_.clear();
         for (const ops::SequenceRows& rows : batch.sequences) {
             std::uint64_t state = folded_state(rows, caches.kda.at(0));
             for (std::uint32_t i = 0; i < rows.row_count; ++i) {
-                const std::uint32_t row = rows.first_row + i;
-                const std::uint64_t recent = compute_row(batch, rows, i, state, caches);
-                if (next_logit_row < batch.logit_rows.size() &&
-                    batch.logit_rows[next_logit_row] == row) {
-                    const std::uint64_t history =
-                        look_back(recent, rows, rows.first_position + i, caches.latent.at(0));
-                    const std::span<float> out(&logits_[next_logit_row++ * fake_vocabulary],
-                                               fake_vocabulary);
-                    for (std::uint32_t token = 0; token < fake_vocabulary; ++token) {
-                        out[token] = fake_logit(history, token);
-                    }
-                    if (spoil) {
-                        spoil(batch.tokens[row], out);
-                    }
-                }
+                computed_.push_back({compute_row(batch, rows, i, state, caches), &rows,
+                                     rows.first_position + i, &caches.latent.at(0)});
+            }
+        }
+        return logits_of(batch, batch.logit_rows);
+    }
+
+    Result<std::span<const float>> logits_of(const ops::RowBatch& latest,
+                                             std::span<const std::uint32_t> wanted) override {
+        if (wanted.size() > max_logit_rows()) {
+            return Error(ErrorCode::internal, "too many logits");
+        }
+        logits_.assign(wanted.size() * fake_vocabulary, 0.0f);
+        for (std::size_t i = 0; i < wanted.size(); ++i) {
+            const Computed& row = computed_.at(wanted[i]);
+            const std::uint64_t history =
+                look_back(row.recent, *row.rows, row.position, *row.latents);
+            const std::span<float> out(&logits_[i * fake_vocabulary], fake_vocabulary);
+            for (std::uint32_t token = 0; token < fake_vocabulary; ++token) {
+                out[token] = fake_logit(history, token);
+            }
+            if (spoil) {
+                spoil(latest.tokens[wanted[i]], out);
             }
         }
         return std::span<const float>(logits_);
     }
+    std::size_t max_logit_rows() const override { return 64; }
 
   private:
+    // A row of the latest step: its logits are worked out when they are wanted.
+    struct Computed {
+        std::uint64_t recent = 0;
+        const ops::SequenceRows* rows = nullptr;
+        Position position = 0;
+        const ops::LatentPages* latents = nullptr;
+    };
+
     // The contract of ops/batch.h, as far as the network can see it.
     static Status check(const ops::RowBatch& batch, const ops::KdaSlots& kda,
                         const ops::LatentPages& sparse) {
@@ -294,6 +310,7 @@ class FakeNetwork final : public model::Network {
     }
 
     model::ModelConfig config_;
+    std::vector<Computed> computed_;
     std::vector<float> logits_;
 };
 

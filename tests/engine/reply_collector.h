@@ -22,6 +22,7 @@ struct CollectedReply {
     std::vector<EngineEvents::Logprobs> logprobs;
     std::uint32_t drafted = 0;  // over its runs
     std::uint32_t accepted = 0;
+    std::vector<EngineEvents::Logprobs> prompt_scores;  // of the first choice
     std::optional<EngineEvents::Finished> finished;
 };
 
@@ -37,6 +38,15 @@ class ReplyCollector final : public EngineEventSink {
             blame(reply.seed.has_value(), "admitted twice");
             reply.seed = admitted.seed;
             reply.cached = admitted.cached_tokens;
+        }
+        for (const EngineEvents::PromptScores& scores : events.prompt_scores) {
+            CollectedReply& reply = replies_[{to_int(scores.request), 0}];
+            blame(!reply.seed, "scores before the admission");
+            blame(!reply.tokens.empty(), "scores after the first token");
+            blame(scores.first != reply.prompt_scores.size() + 1, "scores with gaps");
+            for (std::uint32_t i = 0; i < scores.count; ++i) {
+                reply.prompt_scores.push_back(events.logprobs.at(scores.first_logprob + i));
+            }
         }
         for (const EngineEvents::Tokens& run : events.runs) {
             CollectedReply& reply = replies_[{to_int(run.request), run.choice}];
