@@ -61,7 +61,8 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
                  "\"Authorization: Bearer KEY\"",
                  ""};
         const bool page = match.route != nullptr && match.route->handler == serve_page;
-        HttpResponse response = page ? page_for_key(request.path) : error_response(error);
+        HttpResponse response = page ? page_for_key(request.path)
+                                     : error_response(error, match.error_form);
         response.headers.push_back({"WWW-Authenticate", "Bearer"});
         ++state_.metrics.http_replies[401];
         return response;
@@ -93,7 +94,7 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
         return std::nullopt;
     }
     ++state_.metrics.http_replies[error.status];
-    HttpResponse response = error_response(error);
+    HttpResponse response = error_response(error, match.error_form);
     if (error.status == 405) response.headers.push_back({"Allow", match.allowed});
     return response;
 }
@@ -120,14 +121,16 @@ asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
     if (!failure.empty()) {
         log_error("a request failed by an exception: " + failure);
         exchange.respond(error_response(
-            {500, "internal_error", "the server failed on this request; its log says why", ""}));
+            {500, "internal_error", "the server failed on this request; its log says why", ""},
+            call.error_form));
     }
     ++state_.metrics.http_replies[exchange.status()];
 }
 
-HttpResponse ApiService::fault_response(const HttpFault& fault) {
+HttpResponse ApiService::fault_response(const HttpFault& fault, const HttpRequest& request) {
     ++state_.metrics.http_replies[fault.status];
-    return error_response({fault.status, fault.code, fault.message, ""});
+    return error_response({fault.status, fault.code, fault.message, ""},
+                          find_route(request.method, request.path).error_form);
 }
 
 }  // namespace percheron::server

@@ -15,7 +15,7 @@ class ApiService final : public HttpService {
 
     std::optional<HttpResponse> refuse(const HttpRequest& request) override;
     asio::awaitable<void> serve(HttpExchange& exchange) override;
-    HttpResponse fault_response(const HttpFault& fault) override;
+    HttpResponse fault_response(const HttpFault& fault, const HttpRequest& request) override;
     bool keeps_connections() const override { return !state_.draining; }
 
   private:

@@ -229,8 +229,9 @@ asio::awaitable<bool> Connection::read_header(HttpParser& parser) {
             co_return parser.state() == HttpParser::State::failed;
         }
         if (phase_ == Phase::header && Clock::now() - phase_began_ > limits_.header) {
+            gave_up_ = true;
             send_fault({408, "request_timeout", "the request's headers did not arrive in time"},
-                       false);
+                       HttpRequest());
             co_return false;
         }
         co_await more_input();
@@ -249,7 +250,7 @@ asio::awaitable<bool> Connection::read_body(HttpParser& parser) {
                 send_fault(
                     {429, "queue_full",
                      "the server holds as many bytes of requests as it may; try again later"},
-                    parser.request().http_1_0);
+                    parser.request());
                 co_return false;
             }
             if (parser.state() != HttpParser::State::body) break;
@@ -261,8 +262,9 @@ asio::awaitable<bool> Connection::read_body(HttpParser& parser) {
         }
         const Clock::time_point now = Clock::now();
         if (now - latest_input_ > limits_.body_silence || now - phase_began_ > limits_.body) {
+            gave_up_ = true;
             send_fault({408, "request_timeout", "the request's body did not arrive in time"},
-                       parser.request().http_1_0);
+                       parser.request());
             co_return false;
         }
         co_await more_input();
@@ -270,9 +272,10 @@ asio::awaitable<bool> Connection::read_body(HttpParser& parser) {
     co_return true;
 }
 
-void Connection::send_fault(const HttpFault& fault, bool http_1_0) {
-    const HttpResponse response = service_.fault_response(fault);
-    send(render_head(response, http_1_0, false, static_cast<long long>(response.body.size())) +
+void Connection::send_fault(const HttpFault& fault, const HttpRequest& request) {
+    const HttpResponse response = service_.fault_response(fault, request);
+    send(render_head(response, request.http_1_0, false,
+                     static_cast<long long>(response.body.size())) +
          response.body);
 }
 
@@ -291,7 +294,7 @@ asio::awaitable<bool> Connection::serve_one(HttpParser& parser) {
             if (!go_on) co_return false;
         }
         if (parser.state() == HttpParser::State::failed) {
-            send_fault(parser.fault(), parser.request().http_1_0);
+            send_fault(parser.fault(), parser.request());
             co_return false;
         }
     } else {
@@ -337,12 +340,13 @@ asio::awaitable<void> Connection::run() {
         go_on = co_await read_header(parser);
         if (!go_on) break;
         if (parser.state() == HttpParser::State::failed) {
-            send_fault(parser.fault(), parser.request().http_1_0);
+            send_fault(parser.fault(), parser.request());
             break;
         }
         go_on = co_await serve_one(parser);
     }
-    if (open_) co_await linger();
+    if (open_ && gave_up_) co_await output_drained();
+    if (open_ && !gave_up_) co_await linger();
     close();
 }
 

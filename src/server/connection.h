@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 struct ConnectionLimits {
     HttpLimits http;
-    std::chrono::seconds first_byte{60};  // a new connection that sends nothing
+    std::chrono::seconds first_byte{30};  // a new connection that sends nothing
     std::chrono::seconds idle{650};       // between requests
     std::chrono::seconds header{30};      // from a request's first byte to its last header
     std::chrono::seconds body_silence{30};
@@ -50,8 +50,8 @@ class HttpService {
     virtual std::optional<HttpResponse> refuse(const HttpRequest& request) = 0;
     // Must answer through the exchange before it returns.
     virtual asio::awaitable<void> serve(HttpExchange& exchange) = 0;
-    // The body of an error reply in the service's form.
-    virtual HttpResponse fault_response(const HttpFault& fault) = 0;
+    // The body of an error reply in the service's form; `request` as far as it is known.
+    virtual HttpResponse fault_response(const HttpFault& fault, const HttpRequest& request) = 0;
     // Whether connections stay open after a reply.
     virtual bool keeps_connections() const = 0;
 };
@@ -97,7 +97,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     asio::awaitable<bool> read_body(HttpParser& parser);
     asio::awaitable<bool> serve_one(HttpParser& parser);
     asio::awaitable<void> linger();
-    void send_fault(const HttpFault& fault, bool http_1_0);
+    void send_fault(const HttpFault& fault, const HttpRequest& request);
 
     tcp::socket socket_;
     const ConnectionLimits& limits_;
@@ -113,6 +113,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::size_t outbox_sent_ = 0;
     bool open_ = true;
     bool input_ended_ = false;
+    bool gave_up_ = false;  // on a client that was silent for too long: nothing of it is awaited
     bool read_armed_ = false;
     bool write_armed_ = false;
 

@@ -111,8 +111,7 @@ asio::awaitable<void> run_replies(RouteCall& call, PreparedGeneration& prepared,
         ReplySetup setup = reply_setup(prepared, request, state, received);
         setup.id = identity.id;
         setup.route = exchange.request().path;
-        group.add(
-            std::make_shared<Reply>(std::move(setup), tokenizer, state.link, state.metrics));
+        group.add(std::make_shared<Reply>(std::move(setup), tokenizer, state.link, state.metrics));
     }
     if (const Status started = group.start(std::move(prepared.requests), ended); !started.ok()) {
         refuse(call, error_of_engine(started.error()));
@@ -132,6 +131,16 @@ asio::awaitable<void> run_replies(RouteCall& call, PreparedGeneration& prepared,
 }
 
 }  // namespace
+
+GenerationSetting generation_setting(const RouteCall& call) {
+    ServerState& state = call.state;
+    return {*state.model,
+            state.engine->description(),
+            state.options.reasoning_effort,
+            state.options.strict_model,
+            call.key_label,
+            state.responses};
+}
 
 std::optional<ApiError> check_model(const GenerationSetting& setting, const std::string& name) {
     if (!setting.strict_model || name.empty() || name == setting.model.name) return std::nullopt;
@@ -163,9 +172,7 @@ asio::awaitable<void> serve_generation(RouteCall& call, Preparation prepare) {
         co_return;
     }
     auto prepared = std::make_unique<PreparedGeneration>();
-    const GenerationSetting setting{*state.model, state.engine->description(),
-                                    state.options.reasoning_effort, state.options.strict_model,
-                                    call.key_label};
+    const GenerationSetting setting = generation_setting(call);
     const std::string& body = call.exchange.request().body;
     co_await on_text_thread(state, [&] { *prepared = prepare(setting, body); });
     call.exchange.release_body();

@@ -21,6 +21,8 @@
 
 namespace percheron::server {
 
+class ResponseStore;
+
 // What the requests of one server have in common.
 struct GenerationSetting {
     const ServedModel& model;
@@ -28,7 +30,11 @@ struct GenerationSetting {
     std::string reasoning_effort;  // of requests that name none
     bool strict_model = false;
     std::string key_label;  // of this request
+    ResponseStore& responses;
 };
+
+// Once the model is there.
+GenerationSetting generation_setting(const RouteCall& call);
 
 // What a writer is made of, beside what its route knows.
 struct WriterSetting {

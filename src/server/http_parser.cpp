@@ -1,5 +1,8 @@
 #include "server/http_parser.h"
 
+#include <algorithm>
+#include <optional>
+
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -8,6 +11,26 @@
 namespace percheron::server {
 
 namespace http = boost::beast::http;
+
+namespace {
+
+// The absolute form of a target, which proxies send: its path stays in `target`, and the host it
+// names is returned, which counts in place of the Host header's (RFC 9112, 3.2.2).
+std::optional<std::string> take_authority(std::string_view& target) {
+    for (const std::string_view scheme : {"http://", "https://"}) {
+        if (!equal_without_case(target.substr(0, scheme.size()), scheme)) continue;
+        target.remove_prefix(scheme.size());
+        const std::size_t end = std::min(target.find_first_of("/?"), target.size());
+        std::string_view authority = target.substr(0, end);
+        target = end == target.size() ? std::string_view("/") : target.substr(end);
+        const std::size_t user = authority.rfind('@');
+        if (user != std::string_view::npos) authority.remove_prefix(user + 1);
+        return std::string(authority);
+    }
+    return std::nullopt;
+}
+
+}  // namespace
 
 struct HttpParser::Implementation {
     http::request_parser<http::string_body> parser;
@@ -71,14 +94,7 @@ void HttpParser::take_header() {
     request_.method = std::string(message.method_string());
     const auto whole = message.target();
     std::string_view target(whole.data(), whole.size());
-    // The absolute form, which proxies send: only its path matters here.
-    for (std::string_view scheme : {"http://", "https://"}) {
-        if (target.substr(0, scheme.size()) == scheme) {
-            target.remove_prefix(scheme.size());
-            const std::size_t slash = target.find_first_of("/?");
-            target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
-        }
-    }
+    const std::optional<std::string> named_host = take_authority(target);
     const std::size_t question = target.find('?');
     request_.path = std::string(target.substr(0, question));
     if (question != std::string_view::npos)
@@ -89,9 +105,11 @@ void HttpParser::take_header() {
     for (const auto& field : message) {
         const auto name = field.name_string();
         const auto value = field.value();
+        const bool is_host = field.name() == http::field::host;
         request_.headers.push_back(
-            {std::string(name.data(), name.size()), std::string(value.data(), value.size())});
-        if (field.name() == http::field::host) ++hosts;
+            {std::string(name.data(), name.size()),
+             is_host && named_host ? *named_host : std::string(value.data(), value.size())});
+        hosts += is_host ? 1 : 0;
     }
     state_ = State::header_complete;
     const std::string_view encoding = request_.header("Transfer-Encoding");

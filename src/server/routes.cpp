@@ -5,7 +5,7 @@
 namespace percheron::server {
 namespace {
 
-constexpr std::array<Route, 17> routes{{
+constexpr std::array<Route, 22> routes{{
     {"GET", "/health", serve_health, true},
     {"GET", "/v1/models", serve_models},
     {"GET", "/models", serve_models},
@@ -20,6 +20,11 @@ constexpr std::array<Route, 17> routes{{
     {"POST", "/chat/completions", serve_chat},
     {"POST", "/v1/completions", serve_completion},
     {"POST", "/completions", serve_completion},
+    {"POST", "/v1/messages", serve_messages, false, ErrorForm::anthropic},
+    {"POST", "/v1/messages/count_tokens", serve_count_tokens, false, ErrorForm::anthropic},
+    {"POST", "/v1/responses", serve_responses},
+    {"GET", "/v1/responses/", serve_response},
+    {"DELETE", "/v1/responses/", delete_response},
     {"GET", "/", serve_page},
     {"GET", "/dashboard", serve_page},
     {"GET", "/assets/", serve_page, true},
@@ -34,11 +39,16 @@ bool answers(const Route& route, std::string_view path) {
 
 }  // namespace
 
+std::span<const Route> all_routes() {
+    return routes;
+}
+
 RouteMatch find_route(std::string_view method, std::string_view path) {
     RouteMatch match;
     if (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
     for (const Route& route : routes) {
         if (!answers(route, path)) continue;
+        match.error_form = route.error_form;
         if (!match.allowed.empty()) match.allowed += ", ";
         match.allowed += route.method == "GET" ? "GET, HEAD" : std::string(route.method);
         if (method == route.method || (method == "HEAD" && route.method == "GET")) {

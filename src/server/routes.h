@@ -1,6 +1,7 @@
 // Every route of the server: what is answered where, and by whom.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -33,7 +34,9 @@ struct Route {
 struct RouteMatch {
     const Route* route = nullptr;
     std::string allowed;  // the methods the path knows, "GET, HEAD"; empty: no such path
+    ErrorForm error_form = ErrorForm::openai;
 };
+std::span<const Route> all_routes();
 RouteMatch find_route(std::string_view method, std::string_view path);
 
 // info_routes.cpp
@@ -53,6 +56,13 @@ asio::awaitable<void> serve_page(RouteCall& call);
 HttpResponse page_for_key(std::string_view path);
 // chat_route.cpp
 asio::awaitable<void> serve_chat(RouteCall& call);
+// messages_route.cpp
+asio::awaitable<void> serve_messages(RouteCall& call);
+asio::awaitable<void> serve_count_tokens(RouteCall& call);
+// responses_route.cpp
+asio::awaitable<void> serve_responses(RouteCall& call);
+asio::awaitable<void> serve_response(RouteCall& call);
+asio::awaitable<void> delete_response(RouteCall& call);
 // completion_route.cpp
 asio::awaitable<void> serve_completion(RouteCall& call);
 

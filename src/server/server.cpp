@@ -19,6 +19,7 @@ constexpr std::chrono::seconds last_words{2};  // for replies already written
 ConnectionLimits limits_of(const ServerOptions& options) {
     ConnectionLimits limits;
     limits.http.body_bytes = options.max_body;
+    limits.first_byte = options.header_time;
     limits.header = options.header_time;
     limits.body_silence = options.header_time;
     limits.write_silence = options.write_silence;

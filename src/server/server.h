@@ -33,6 +33,8 @@ struct ServerOptions {
     std::size_t max_body = 64 * 1024 * 1024;
     // Bytes of requests held at a time, over all connections; at least twice max_body.
     std::size_t request_memory = std::size_t{1} << 30;
+    // Bytes of replies of /v1/responses that are kept for later turns.
+    std::size_t response_memory = std::size_t{256} << 20;
     std::size_t most_connections = 16384;
     std::chrono::seconds grace{30};        // running replies may take so long after a shutdown
     std::chrono::seconds header_time{30};  // a request's headers; also silence within its body

@@ -18,6 +18,7 @@
 #include "server/held_bytes.h"
 #include "server/key_ring.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
 #include "server/served_model.h"
 #include "server/server.h"
 
@@ -28,13 +29,15 @@ struct ServerState {
         : options(std::move(options)),
           text_threads(std::max(1u, this->options.text_threads)),
           link(io.get_executor()),
-          held(std::max(this->options.request_memory, 2 * this->options.max_body)) {}
+          held(std::max(this->options.request_memory, 2 * this->options.max_body)),
+          responses(this->options.response_memory) {}
 
     ServerOptions options;
     asio::io_context io{1};
     asio::thread_pool text_threads;
     EngineLink link;
     HeldBytes held;
+    ResponseStore responses;
     Metrics metrics;
     KeyRing keys;
     std::unique_ptr<const ServedModel> model;  // null until the server is ready
