@@ -100,7 +100,12 @@ HttpResponse error_response(const ApiError& error, ErrorForm form) {
 }
 
 ApiError error_of_rendering(const Error& error) {
-    ApiError answer = invalid_value("messages", error.message());
+    // A sentence about a place begins with it.
+    const std::string_view first =
+        std::string_view(error.message()).substr(0, error.message().find(' '));
+    const bool named = first.starts_with("messages[") || first.starts_with("tools[");
+    ApiError answer =
+        invalid_value(named ? std::string(first) : std::string("messages"), error.message());
     if (!error.reason().empty()) answer.code = error.reason();
     return answer;
 }

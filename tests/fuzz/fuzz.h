@@ -1,8 +1,8 @@
 // Entry points that take any bytes and abort when a promise is broken.
 //
 // Built twice: by the option PERCHERON_FUZZ as libFuzzer programs (tokenizer_fuzz, template_fuzz,
-// reply_fuzz, http_fuzz, chat_body_fuzz), and into fuzz_test, which feeds each entry some thousand
-// seeded inputs.
+// reply_fuzz, http_fuzz, chat_body_fuzz, api_body_fuzz), and into fuzz_test, which feeds each entry
+// some thousand seeded inputs.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@ void chat_template(Input input);
 void reply(Input input);
 void http_request(Input input);
 void chat_body(Input input);
+void api_body(Input input);
 
 inline void promise(bool kept, const char* what) {
     if (kept) return;

@@ -159,5 +159,51 @@ TEST(Fuzz, ChatBodiesKeepTheirPromises) {
     SUCCEED();
 }
 
+TEST(Fuzz, BodiesOfTheOtherRoutesKeepTheirPromises) {
+    feed(api_body,
+         {"{\"prompt\":",
+          "{\"input\":[",
+          "{\"messages\":[{\"role\":\"user\",\"content\":[",
+          "{\"prompt\":\"a\",",
+          "{\"input\":\"a\",",
+          "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],",
+          "\"a b\"",
+          "[1,2]",
+          "\"echo\":true",
+          "\"logprobs\":1",
+          "\"system\":",
+          "\"instructions\":\"x\"",
+          "\"previous_response_id\":\"resp_1\"",
+          "{\"type\":\"text\",\"text\":\"x\"}",
+          "{\"type\":\"thinking\",\"thinking\":\"x\"}",
+          "{\"type\":\"tool_use\",\"id\":\"c\",\"name\":\"f\",\"input\":{}}",
+          "{\"type\":\"tool_result\",\"tool_use_id\":\"c\",\"content\":",
+          "{\"type\":\"image\",\"source\":{\"type\":\"base64\",\"media_type\":\"image/"
+          "png\",\"data\":\"AA\"}}",
+          "{\"type\":\"message\",\"role\":\"assistant\",\"content\":\"x\"}",
+          "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"}",
+          "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"x\"}",
+          "{\"type\":\"reasoning\",\"summary\":[],\"content\":[{\"text\":\"x\"}]}",
+          "\"tools\":[{\"type\":\"custom\",\"name\":\"f\"}]",
+          "\"tools\":[{\"type\":\"namespace\",\"name\":\"n\",\"tools\":[",
+          "\"tool_choice\":{\"type\":\"any\"}",
+          "\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}",
+          "\"text\":{\"format\":{\"type\":\"text\"}}",
+          "\"max_output_tokens\":5",
+          "\"reasoning\":{\"effort\":\"low\"}",
+          "}",
+          "]",
+          "]}",
+          "]}]",
+          ",",
+          "null",
+          "-1",
+          "1e400",
+          "\xF0\x9F\x98\x80",
+          "\\ud800"},
+         26, 20000);
+    SUCCEED();
+}
+
 }  // namespace
 }  // namespace percheron::fuzz

@@ -101,6 +101,26 @@ TEST(FieldsTest, OutOfRangeNamesTheField) {
     }
 }
 
+TEST(FieldsTest, PlacesInsideMessagesAreNamedInFull) {
+    const ReplayServer server(Lines{quick});
+    const auto with_call = [](const Json& function) {
+        return Json::array(
+            {{{"role", "user"}, {"content", "x"}},
+             {{"role", "assistant"}, {"tool_calls", {{{"id", "c"}, {"function", function}}}}}});
+    };
+    const std::pair<Json, std::string> wrong[] = {
+        {with_call({{"name", "f"}, {"arguments", "[1"}}),
+         "messages[1].tool_calls[0].function.arguments"},
+        {with_call({{"arguments", "{}"}}), "messages[1].tool_calls[0].function"},
+        {with_call(5), "messages[1].tool_calls[0].function"},
+        {Json::array({{{"role", "assistant"}, {"reasoning", 5}}}), "messages[0].reasoning"}};
+    for (const auto& [messages, param] : wrong) {
+        const Json error = server.chat({{"messages", messages}}).json()["error"];
+        EXPECT_EQ(error["param"], param) << error;
+        EXPECT_EQ(error["message"].get<std::string>().find(param), 0u) << error;
+    }
+}
+
 TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
     const ReplayServer server(Lines{quick});
     const std::vector<std::pair<const char*, Json>> foreign{

@@ -1,15 +1,14 @@
-"""The official Python client against the server over replayed replies: models, chat, streams,
-tools, errors.  Needs the package `openai` and PERCHERON_BINARY."""
+"""The official Python client against the server over replayed replies: models, chat, completions,
+responses, streams, tools, images, errors.  Needs the package `openai` and PERCHERON_BINARY."""
 
 import base64
 import json
-import os
 import pathlib
-import subprocess
-import tempfile
 import unittest
 
 import openai
+
+from replayed_server import Server
 
 TOOL = {
     "type": "function",
@@ -37,36 +36,10 @@ REPLIES = [
 ]
 
 
-class Server:
-    def __init__(self, key):
-        self.folder = tempfile.TemporaryDirectory(prefix="percheron-openai-")
-        replay = os.path.join(self.folder.name, "replies.jsonl")
-        with open(replay, "w", encoding="utf-8") as file:
-            for reply in REPLIES:
-                file.write(json.dumps(reply) + "\n")
-        keys = os.path.join(self.folder.name, "keys")
-        with os.fdopen(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            file.write(key + "\n")
-        self.process = subprocess.Popen(
-            [os.environ["PERCHERON_BINARY"], "serve", "--port", "0", "--replay", replay]
-            + ["--api-key-file", keys, "--context", "4096"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.url = self.process.stdout.readline().split()[1]
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
-        self.folder.cleanup()
-
-
 class OpenAIClient(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        server = Server("sk-test")
+        server = Server("sk-test", REPLIES)
         cls.addClassCleanup(server.stop)
         cls.url = server.url
         cls.client = openai.OpenAI(base_url=server.url + "/v1", api_key="sk-test", max_retries=0)
@@ -155,6 +128,73 @@ class OpenAIClient(unittest.TestCase):
         entries = self.ask("once more", logprobs=True, top_logprobs=1).choices[0].logprobs.content
         self.assertEqual([entry.token for entry in entries], ["</think>", "x"])
         self.assertEqual(entries[1].logprob, -0.5)
+
+    def test_completions(self):
+        reply = self.client.completions.create(
+            model="nano", prompt=["plain one", "plain two"], echo=True, logprobs=1, max_tokens=3
+        )
+        self.assertEqual([choice.index for choice in reply.choices], [0, 1])
+        for choice, prompt in zip(reply.choices, ("plain one", "plain two")):
+            self.assertTrue(choice.text.startswith(prompt))
+            self.assertIsNone(choice.logprobs.token_logprobs[0])
+            self.assertEqual(choice.finish_reason, "length")
+            for name in ("tokens", "top_logprobs", "text_offset"):
+                self.assertEqual(
+                    len(getattr(choice.logprobs, name)), len(choice.logprobs.token_logprobs)
+                )
+        stream = self.client.completions.create(
+            model="nano", prompt="plain", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+        self.assertEqual(text, "I think.</think>The answer is 42.")
+        self.assertGreater(chunks[-1].usage.completion_tokens, 4)
+
+    def test_responses(self):
+        reply = self.client.responses.create(model="nano", input="plain")
+        self.assertEqual(reply.status, "completed")
+        self.assertEqual(reply.output_text, "The answer is 42.")
+        self.assertEqual([item.type for item in reply.output], ["reasoning", "message"])
+        self.assertGreater(reply.usage.output_tokens_details.reasoning_tokens, 0)
+        self.assertEqual(self.client.responses.retrieve(reply.id), reply)
+        self.client.responses.delete(reply.id)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.responses.retrieve(reply.id)
+
+    def test_responses_tool_loop(self):
+        tools = [{"type": "web_search"}, {"type": "function", **TOOL["function"], "strict": False}]
+        with self.client.responses.stream(model="nano", input="alarm", tools=tools) as stream:
+            events = list(stream)
+            first = stream.get_final_response()
+        self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+        self.assertEqual(events[-1].type, "response.completed")
+        call = first.output[-1]
+        self.assertEqual((call.type, call.name), ("function_call", "set_alarm"))
+        self.assertEqual(json.loads(call.arguments), {"hour": 7, "label": "gym bag"})
+        answer = self.client.responses.create(
+            model="nano",
+            previous_response_id=first.id,
+            tools=tools,
+            input=[
+                {"type": "function_call_output", "call_id": call.call_id, "output": "plain done"}
+            ],
+        )
+        self.assertEqual(answer.output_text, "The answer is 42.")
+        self.assertGreater(answer.usage.input_tokens, first.usage.input_tokens)
+
+    def test_responses_image(self):
+        path = pathlib.Path(__file__).parents[1] / "data" / "vision" / "image_a.png"
+        url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+        text = self.client.responses.create(model="nano", input="plain")
+        parts = [
+            {"type": "input_image", "image_url": url},
+            {"type": "input_text", "text": "plain"},
+        ]
+        seen = self.client.responses.create(
+            model="nano", input=[{"role": "user", "content": parts}]
+        )
+        self.assertEqual(seen.output_text, "The answer is 42.")
+        self.assertGreater(seen.usage.input_tokens, text.usage.input_tokens + 15)
 
     def test_errors(self):
         with self.assertRaises(openai.BadRequestError) as caught:

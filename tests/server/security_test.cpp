@@ -7,6 +7,7 @@
 
 #include "server/key_ring.h"
 #include "server/replay_server.h"
+#include "server/routes.h"
 
 namespace percheron::test {
 namespace {
@@ -54,6 +55,11 @@ const RouteCase guarded[] = {
     {"POST", "/detokenize", R"({"tokens":[1]})"},
     {"POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
     {"POST", "/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
+    {"POST", "/v1/completions", R"({"prompt":"x"})"},
+    {"POST", "/completions", R"({"prompt":"x"})"},
+    {"POST", "/v1/messages", R"({"messages":[{"role":"user","content":"x"}]})"},
+    {"POST", "/v1/messages/count_tokens", R"({"messages":[{"role":"user","content":"x"}]})"},
+    {"POST", "/v1/responses", R"({"input":"x"})"},
 };
 
 TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
@@ -79,6 +85,25 @@ TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
             EXPECT_EQ(status(right), 200) << right;
         }
     }
+    // The whole table: no route without a key, a wrong one or none, and each with the right one.
+    std::size_t closed = 0;
+    for (const server::Route& route : server::all_routes()) {
+        const std::string path(route.path);
+        SCOPED_TRACE(std::string(route.method) + " " + path);
+        const bool below = path.size() > 1 && path.back() == '/';
+        const auto status = [&](const std::string& headers) {
+            return server.connect()
+                .request(route.method, below ? path + "some" : path,
+                         route.method == "POST" ? "{}" : "", headers)
+                .status;
+        };
+        for (const char* headers : {"", "x-api-key: wrong\r\n", "Authorization: Bearer wrong\r\n"})
+            EXPECT_EQ(status(headers) == 401, !route.open) << headers;
+        EXPECT_NE(status("Authorization: Bearer sk-plain\r\n"), 401);
+        EXPECT_NE(status("x-api-key: sk-alice-1\r\n"), 401);
+        closed += route.open ? 0 : 1;
+    }
+    EXPECT_GE(closed, 19u);
     // Unknown paths and methods tell nothing to those without a key.
     EXPECT_EQ(server.get("/nothing").status, 401);
     EXPECT_EQ(server.connect().request("DELETE", "/v1/models").status, 401);
@@ -87,6 +112,10 @@ TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
     EXPECT_EQ(server.get("/health", "Authorization: Bearer sk-plain\r\n").status, 200);
     const ClientReply refused = server.get("/v1/models");
     EXPECT_EQ(refused.json()["error"]["code"], "invalid_api_key");
+    // Clients of each API read the refusal in its form.
+    const ClientReply anthropic = server.connect().request("POST", "/v1/messages", "{}");
+    EXPECT_EQ(anthropic.json()["type"], "error");
+    EXPECT_EQ(anthropic.json()["error"]["type"], "authentication_error");
 }
 
 TEST(KeysTest, ChangesAreSeenAndOpenFilesRefused) {
@@ -173,6 +202,16 @@ TEST(HostTest, OnlyLoopbackNamesReachAServerWithoutKeys) {
     for (const char* path : {"/status", "/v1/models", "/", "/health", "/assets/app.js"}) {
         for (const std::string& host : own)
             EXPECT_NE(status(open, host, path).status, 403) << host << path;
+        // The host in a target of the absolute form counts, and not the header's.
+        for (const std::string& host : {std::string("evil.example"), std::string("10.0.0.1:80"),
+                                        std::string("127.0.0.1@evil.example")}) {
+            for (const char* scheme : {"http://", "HTTPS://"}) {
+                const ClientReply reply = status(open, "127.0.0.1", scheme + host + path);
+                EXPECT_EQ(reply.status, 403) << host << path;
+            }
+        }
+        EXPECT_NE(status(open, "evil.example", "http://127.0.0.1:8000" + std::string(path)).status,
+                  403);
         for (const std::string& host : others) {
             const ClientReply reply = status(open, host, path);
             EXPECT_EQ(reply.status, 403) << host << path;
