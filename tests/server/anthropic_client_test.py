@@ -115,7 +115,7 @@ class AnthropicClient(unittest.TestCase):
             self.ask("7" * 50000)
         self.assertEqual(caught.exception.body["error"]["type"], "invalid_request_error")
         with self.assertRaises(anthropic.BadRequestError):
-            self.ask("plain", temperature=7)
+            self.ask("plain", extra_body={"temperature": 7})
         with self.assertRaises(anthropic.InternalServerError):
             self.ask("broken")
         with self.assertRaises(anthropic.APIStatusError):
