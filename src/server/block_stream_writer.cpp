@@ -11,6 +11,10 @@ bool cuts_last_call(const std::vector<ReplyBlock>& blocks, const ChoiceEnd& end)
            end.finish_reason != "tool_calls" && !nlohmann::json::accept(blocks.back().text);
 }
 
+bool completes_last_block(const std::vector<ReplyBlock>& blocks, const ChoiceEnd& end) {
+    return end.finish_reason != "length" && !cuts_last_call(blocks, end);
+}
+
 void BlockStreamWriter::pieces(std::uint32_t /*choice*/, std::span<const ReplyPiece> pieces,
                                const ReplyUsage& usage) {
     if (!std::exchange(opened_, true)) open_reply(usage);
@@ -35,7 +39,7 @@ void BlockStreamWriter::end_choice(std::uint32_t /*choice*/, const ChoiceEnd& en
     if (!std::exchange(opened_, true)) open_reply(usage);
     end_ = end;
     if (!blocks_.empty()) {
-        close_block(blocks_.size() - 1, blocks_.back(), !cuts_last_call(blocks_, end));
+        close_block(blocks_.size() - 1, blocks_.back(), completes_last_block(blocks_, end));
     }
 }
 

@@ -24,7 +24,7 @@ class BlockStreamWriter : public EventStreamWriter {
     virtual void open_reply(const ReplyUsage& usage) = 0;  // with the first block, or the end
     virtual void open_block(std::size_t index, const ReplyBlock& block) = 0;
     virtual void grow_block(std::size_t index, const ReplyBlock& block, std::string_view more) = 0;
-    // `complete`: false for a call that the reply's end has cut.
+    // `complete`: false for the last one if the reply's end has cut it.
     virtual void close_block(std::size_t index, const ReplyBlock& block, bool complete) = 0;
     virtual void close_reply(const ChoiceEnd& end, const ReplyUsage& usage) = 0;
 
@@ -39,5 +39,7 @@ class BlockStreamWriter : public EventStreamWriter {
 
 // Whether the reply ended inside its last block, a call.
 bool cuts_last_call(const std::vector<ReplyBlock>& blocks, const ChoiceEnd& end);
+// Whether the last block is all the model wanted to say in it.
+bool completes_last_block(const std::vector<ReplyBlock>& blocks, const ChoiceEnd& end);
 
 }  // namespace percheron::server

@@ -93,7 +93,7 @@ Json ResponseObject::ended(const std::vector<ReplyBlock>& blocks, const ChoiceEn
     Json object = frame(cut ? "incomplete" : "completed");
     if (cut) object["incomplete_details"] = {{"reason", "max_output_tokens"}};
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-        const bool open = i + 1 == blocks.size() && (cut || cuts_last_call(blocks, end));
+        const bool open = i + 1 == blocks.size() && !completes_last_block(blocks, end);
         object["output"].push_back(item(i, blocks[i], open ? "incomplete" : "completed"));
     }
     object["usage"] = {{"input_tokens", usage.prompt_tokens},

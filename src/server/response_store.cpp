@@ -7,6 +7,7 @@ namespace {
 std::size_t size_of(const Json& value) {
     std::size_t bytes = sizeof(Json);
     if (value.is_string()) return bytes + value.get_ref<const std::string&>().size();
+    if (!value.is_structured()) return bytes;
     for (const auto& [name, inner] : value.items())
         bytes += (value.is_object() ? sizeof(std::string) + name.size() : 0) + size_of(inner);
     return bytes;
@@ -16,8 +17,7 @@ std::size_t size_of(const Json& value) {
 
 void ResponseStore::add(StoredResponse response) {
     const std::size_t size = sizeof(StoredResponse) + response.object.size() +
-                             (response.input.is_structured() ? size_of(response.input) : 0) +
-                             (response.output.is_structured() ? size_of(response.output) : 0);
+                             size_of(response.input) + size_of(response.output);
     *bytes_ += size;
     std::shared_ptr<const StoredResponse> kept(new StoredResponse(std::move(response)),
                                                [bytes = bytes_, size](const StoredResponse* gone) {

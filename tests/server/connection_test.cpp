@@ -235,7 +235,9 @@ TEST(ConnectionTest, HalfOpenAndStalledPeersHoldNoOneUp) {
     // Those who began a request and went silent are told so.
     for (int i = 0; i < 100; ++i) {
         HttpClient& client = stalled[static_cast<std::size_t>(i)];
-        if (i % 3 != 0) EXPECT_EQ(client.read_reply().status, 408);
+        if (i % 3 != 0) {
+            EXPECT_EQ(client.read_reply().status, 408);
+        }
         // Nobody is waited for any longer, whoever sent nothing at all included.
         EXPECT_TRUE(client.ended());
     }

@@ -66,7 +66,9 @@ Json joined(const std::vector<Json>& events) {
         } else {
             EXPECT_EQ(event["type"], "content_block_stop");
             if (block["type"] == "tool_use") block["input"] = Json::parse(partial);
-            if (block["type"] == "thinking") EXPECT_TRUE(is_signed);
+            if (block["type"] == "thinking") {
+                EXPECT_TRUE(is_signed);
+            }
             open = false;
         }
     }
@@ -319,7 +321,9 @@ TEST(Messages, ErrorsHaveTheirForm) {
         EXPECT_EQ(json["type"], "error");
         EXPECT_EQ(json["error"]["type"], type) << reply.body;
         EXPECT_NE(json["error"]["message"], "");
-        if (!param.empty()) EXPECT_EQ(json["error"]["param"], param) << reply.body;
+        if (!param.empty()) {
+            EXPECT_EQ(json["error"]["param"], param) << reply.body;
+        }
     };
     const std::string invalid = "invalid_request_error";
     const std::vector<std::pair<Json, std::string>> wrong{

@@ -49,7 +49,9 @@ Json checked(const std::vector<Json>& events) {
             EXPECT_EQ(event["output_index"], items);
             if (event.contains("delta")) text += event["delta"].get<std::string>();
             for (const char* whole : {"text", "arguments", "input"}) {
-                if (event.contains(whole)) EXPECT_EQ(event[whole], text) << type;
+                if (event.contains(whole)) {
+                    EXPECT_EQ(event[whole], text) << type;
+                }
             }
         }
     }
@@ -171,7 +173,7 @@ struct Recorded {
 };
 
 TEST(Responses, ItemsMeanWhatChatMessagesMean) {
-    Recorded recorded({{{"match", ""}, {"steps", {"a</think>ok"}}}});
+    Recorded recorded(Lines{{{"match", ""}, {"steps", {"a</think>ok"}}}});
     const std::string url = "data:image/png;base64," + base64(plain_png(40, 30));
     const Json tools = {tool("look", {{"at", {{"type", "string"}}}})};
     const Json call{{"id", "c1"},
@@ -235,10 +237,11 @@ TEST(Responses, ItemsMeanWhatChatMessagesMean) {
 }
 
 TEST(Responses, TurnsGoOnFromStoredOnes) {
-    Recorded recorded({{{"steps", {"t1</think>first"}}},
-                       {{"steps", {"</think><tool_call>f</tool_call><|observation|>"}}},
-                       {{"steps", {"t3</think>third"}}},
-                       {{"match", ""}, {"steps", {"</think>x"}}}});
+    Lines lines{{{"steps", {"t1</think>first"}}},
+                {{"steps", {"</think><tool_call>f</tool_call><|observation|>"}}},
+                {{"steps", {"t3</think>third"}}}};
+    lines.resize(6, {{"steps", {"</think>x"}}});
+    Recorded recorded(lines);
     const Json tools = {flat_tool("f", Json::object())};
     const Json one = post(recorded.server, {{"input", "One."}}).json();
     const auto events = named_events(post(recorded.server, {{"input", "Two."},
@@ -292,7 +295,7 @@ TEST(Responses, TurnsGoOnFromStoredOnes) {
 
 TEST(Responses, WhatIsKeptIsBoundedAndItsOwnersAlone) {
     server::ResponseStore store(100'000);
-    const Json item{{"text", std::string(2000, 'x')}};
+    const Json item{{"text", std::string(2000, 'x')}, {"number", 5}, {"nothing", nullptr}};
     std::shared_ptr<const server::StoredResponse> previous;
     for (int i = 0; i < 200; ++i) {
         store.add({std::to_string(i), i % 2 == 0 ? "a" : "b", std::string(1000, 'o'),
