@@ -13,7 +13,8 @@ Result<std::span<const float>> PromptScorer::score(const StepPlan& plan,
         const Sequence& sequence = *planned.sequence;
         return sequence.prompt_logprobs >= 0 && sequence.scored < sequence.prompt_tokens;
     };
-    if (plan.background || std::none_of(plan.rows.begin(), plan.rows.end(), is_scored)) return logits;
+    if (plan.background || std::none_of(plan.rows.begin(), plan.rows.end(), is_scored))
+        return logits;
     kept_.assign(logits.begin(), logits.end());
     std::uint32_t first_row = 0;
     for (const PlannedRows& planned : plan.rows) {

@@ -136,10 +136,10 @@ Status check_request(const GenerationRequest& request, const RequestLimits& limi
                      reasons::unsupported_parameter);
     }
     PERCHERON_TRY(check_images(request, limits));
-    PERCHERON_TRY(check_range("prompt_logprobs", request.prompt_logprobs,
-                              request.prompt_logprobs >= -1 &&
-                                  request.prompt_logprobs <= most_top_logprobs,
-                              "at most " + std::to_string(most_top_logprobs)));
+    PERCHERON_TRY(
+        check_range("prompt_logprobs", request.prompt_logprobs,
+                    request.prompt_logprobs >= -1 && request.prompt_logprobs <= most_top_logprobs,
+                    "at most " + std::to_string(most_top_logprobs)));
     const std::uint64_t prompt = request.prompt.size();
     const std::uint64_t output = request.max_tokens.value_or(1);
     if (prompt + output > limits.context_tokens) {

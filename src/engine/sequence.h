@@ -70,8 +70,8 @@ struct Sequence {
     std::uint32_t token_limit = 0;  // generated tokens at which the choice ends ...
     bool limit_is_context = false;  // ... and whether that is max_tokens or the context's end
     bool ignore_eos = false;
-    int prompt_logprobs = -1;  // alternatives a token of the prompt; -1: no scores
-    Position scored = 1;       // prompt tokens before this one have their score
+    int prompt_logprobs = -1;          // alternatives a token of the prompt; -1: no scores
+    Position scored = 1;               // prompt tokens before this one have their score
     std::vector<TokenId> stop_tokens;  // the model's and the request's own
     std::optional<Clock::time_point> deadline;
 

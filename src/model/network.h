@@ -62,9 +62,9 @@ class Network {
     virtual Result<std::span<const float>> forward(const ops::RowBatch& batch,
                                                    const CacheViews& caches) = 0;
 
-    // Logits of further rows of the latest forward, whose batch must be as it was: [rows] ascending,
-    // at most max_logit_rows; the same numbers as if they had been asked for then.  What forward()
-    // returned is overwritten.
+    // Logits of further rows of the latest forward, whose batch must be as it was: [rows]
+    // ascending, at most max_logit_rows; the same numbers as if they had been asked for then.  What
+    // forward() returned is overwritten.
     virtual Result<std::span<const float>> logits_of(const ops::RowBatch& latest,
                                                      std::span<const std::uint32_t> rows) = 0;
     virtual std::size_t max_logit_rows() const = 0;
