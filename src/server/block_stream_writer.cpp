@@ -43,6 +43,16 @@ void BlockStreamWriter::end_choice(std::uint32_t /*choice*/, const ChoiceEnd& en
     }
 }
 
+std::string& BlockStreamWriter::name_event(std::string_view name) {
+    std::string& json = text();
+    json += "event: ";
+    json += name;
+    json += "\ndata: {\"type\":\"";
+    json += name;
+    json += '"';
+    return json;
+}
+
 void BlockStreamWriter::end(const ReplyUsage& usage) {
     close_reply(end_, usage);
     close();

@@ -29,7 +29,8 @@ class BlockStreamWriter : public EventStreamWriter {
     virtual void close_reply(const ChoiceEnd& end, const ReplyUsage& usage) = 0;
 
     const std::vector<ReplyBlock>& blocks() const { return blocks_; }
-    bool opened() const { return opened_; }
+    // Begins an event that names itself: `event: NAME`, then its data as far as {"type":NAME
+    std::string& name_event(std::string_view name);
 
   private:
     std::vector<ReplyBlock> blocks_;

@@ -168,16 +168,8 @@ class MessagesStreamWriter final : public BlockStreamWriter {
         return "event: ping\ndata: {\"type\":\"ping\"}\n\n";
     }
 
-    // event: NAME, data: {"type":NAME, and with a comma behind what stands there
-    std::string& begin_event(std::string_view name) {
-        std::string& json = text();
-        json += "event: ";
-        json += name;
-        json += "\ndata: {\"type\":\"";
-        json += name;
-        json += "\",";
-        return json;
-    }
+    // With a comma behind what stands there.
+    std::string& begin_event(std::string_view name) { return name_event(name) += ','; }
     std::string& begin_event(std::string_view name, std::size_t index) {
         std::string& json = begin_event(name);
         json += R"("index":)";

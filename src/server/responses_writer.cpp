@@ -112,17 +112,12 @@ class ResponsesStreamWriter final : public BlockStreamWriter {
                std::string(end);
     }
 
-    // event: NAME, data: {"type":NAME,"sequence_number":N, and what names the place
+    // With its number, and a comma behind what stands there.
     std::string& begin_event(std::string_view name) {
-        std::string& json = text();
-        json += "event: ";
-        json += name;
-        json += "\ndata: {\"type\":\"";
-        json += name;
-        json += R"(","sequence_number":)";
+        std::string& json = name_event(name);
+        json += R"(,"sequence_number":)";
         append_number(json, sequence_++);
-        json += ',';
-        return json;
+        return json += ',';
     }
     std::string& begin_event(std::string_view name, std::size_t index) {
         std::string& json = begin_event(name);
