@@ -1,9 +1,9 @@
 // Text to ids and back, for harnesses that count tokens with the server's own tokenizer.
 #include "server/api_error.h"
-#include "server/chat_images.h"
+#include "server/chat_preparation.h"
 #include "server/json_body.h"
 #include "server/routes.h"
-#include "text/prompt_images.h"
+#include "text/unicode.h"
 
 namespace percheron::server {
 namespace {
@@ -16,24 +16,25 @@ struct Outcome {
     std::string json;
 };
 
-Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std::string_view body) {
+Outcome tokenize(const GenerationSetting& setting, std::string_view body) {
+    const ServedModel& model = setting.model;
+    const EngineDescription& engine = setting.engine;
     JsonBody json = parse_json_object(body);
     if (json.error) return {json.error, ""};
     FieldReader fields(json.object);
+    const bool with_strings = fields.boolean("return_token_strs").value_or(false);
     std::vector<TokenId> ids;
     if (fields.find("messages") != nullptr) {
-        ChatOptions options;
-        options.most_tokens = engine.context_tokens;
-        options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
-        const Json* tools = fields.find("tools");
+        ChatRequest chat;
+        chat.prompt_options.add_generation_prompt =
+            fields.boolean("add_generation_prompt").value_or(true);
+        if (const Json* tools = fields.find("tools")) chat.tools = *tools;
         if (fields.error()) return {fields.error(), ""};
-        Json messages = *fields.find("messages");
-        ChatImages images = read_chat_images(take_image_parts(messages), model.vision, engine);
-        if (images.error) return {images.error, ""};
-        auto prompt = model.format.render(messages, tools ? *tools : Json(), options);
-        if (!prompt.ok()) return {error_of_rendering(prompt.error()), ""};
-        place_images(std::move(images.images), *prompt);
-        ids = std::move(prompt->ids);
+        chat.messages = *fields.find("messages");
+        chat.images = take_image_parts(chat.messages);
+        RenderedChat rendered = render_chat(chat, setting);
+        if (rendered.error) return {rendered.error, ""};
+        ids = std::move(rendered.prompt.ids);
     } else {
         const auto text = fields.text("prompt", longest_text);
         // The tokenizer adds no tokens of its own, so there are none to leave out.
@@ -54,8 +55,12 @@ Outcome tokenize(const ServedModel& model, const EngineDescription& engine, std:
     Json tokens = Json::array();
     for (const TokenId id : ids)
         tokens.push_back(to_int(id));
-    const Json reply{
-        {"count", ids.size()}, {"max_model_len", engine.context_tokens}, {"tokens", tokens}};
+    Json reply{{"count", ids.size()}, {"max_model_len", engine.context_tokens}, {"tokens", tokens}};
+    if (with_strings) {
+        Json& strings = reply["token_strs"] = Json::array();
+        for (const TokenId id : ids)
+            strings.push_back(with_replacements(model.format.tokenizer().bytes_of(id)));
+    }
     return {std::nullopt, reply.dump()};
 }
 
@@ -95,10 +100,9 @@ asio::awaitable<void> serve_tokenize(RouteCall& call) {
         co_return;
     }
     Outcome outcome;
-    const ServedModel& model = *call.state.model;
-    const EngineDescription& engine = call.state.engine->description();
+    const GenerationSetting setting = generation_setting(call);
     const std::string& body = call.exchange.request().body;
-    co_await on_text_thread(call.state, [&] { outcome = tokenize(model, engine, body); });
+    co_await on_text_thread(call.state, [&] { outcome = tokenize(setting, body); });
     respond(call.exchange, std::move(outcome));
 }
 

@@ -310,6 +310,10 @@ TEST(TokenizeTest, CountsAndComesBack) {
         const Json tokens = post("/tokenize", {{"prompt", text}, {"model", "m"}}).json();
         EXPECT_EQ(tokens["count"], tokens["tokens"].size());
         EXPECT_EQ(tokens["max_model_len"], 4096);
+        const Json named =
+            post("/tokenize", {{"prompt", text}, {"return_token_strs", true}}).json();
+        EXPECT_EQ(named["token_strs"].size(), tokens["count"]);
+        EXPECT_FALSE(tokens.contains("token_strs"));
         const Json back = post("/detokenize", {{"tokens", tokens["tokens"]}}).json();
         EXPECT_EQ(back["prompt"], text);
     }
