@@ -184,7 +184,7 @@ void add_serve(CLI::App& app, int& exit_code) {
     const auto options = std::make_shared<ServeOptions>();
     CLI::App* command = app.add_subcommand(
         "serve",
-        "Serve a model over HTTP: OpenAI chat completions, metrics, web page.\n"
+        "Serve a model over HTTP: the APIs of OpenAI and Anthropic, metrics, web page.\n"
         "Example: percheron serve models/nano --port 8000 --api-key-file keys.txt");
     add_load_flags(*command, options->flags);
     command->add_option("--host", options->server.host, "Address to listen on")

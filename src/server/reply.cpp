@@ -22,7 +22,7 @@ EndNames names_of_end(const ReplySummary& summary, bool one_call_done, FinishRea
         case FinishReason::deadline:
             return {"length", "deadline"};
         case FinishReason::loop:
-            return {"length", "loop"};
+            return {"stop", "loop"};
         default:
             break;
     }
