@@ -234,6 +234,7 @@ struct EngineDescription {
     std::uint32_t max_running = 0;
     std::vector<TokenId> stop_tokens;
     std::string proposer;  // empty without speculation
+    bool grammars = false;  // requests may carry a grammar; false: submit() refuses them
     bool vision = false;   // requests may hold images; false: submit() refuses them as unsupported
 };
 

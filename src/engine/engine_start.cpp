@@ -53,6 +53,7 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
     description.page_tokens = ops::page_tokens;
     description.max_running = options.scheduler.max_running;
     description.stop_tokens = options.stop_tokens;
+    description.grammars = true;
     description.vision = parts.tower != nullptr;
     return description;
 }

@@ -125,6 +125,11 @@ Result<RequestId> ReplayEngine::submit(GenerationRequest request, EngineEventSin
         return Error(ErrorCode::invalid_argument, "a request needs a prompt and a choice",
                      reasons::invalid_value);
     }
+    if (request.grammar != nullptr) {
+        return Error(ErrorCode::unsupported,
+                     "a replay answers from its file and holds its replies to no grammar",
+                     reasons::unsupported_parameter);
+    }
     const auto prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
     if (request.prompt.size() >= description_.context_tokens) {
         return Error(ErrorCode::invalid_argument,

@@ -35,6 +35,8 @@ PreparedGeneration prepare_chat(const GenerationSetting& setting, ParsedChat par
     prepared.error = std::move(parsed.error);
     if (!prepared.error) prepared.error = check_model(setting, prepared.fields.model);
     if (prepared.error) return prepared;
+    write_output_rules(setting, prepared);
+    if (prepared.error) return prepared;
     RenderedChat rendered = render_chat(chat, setting);
     prepared.error = std::move(rendered.error);
     if (prepared.error) return prepared;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "server/output_fields.h"
 #include "text/image_parts.h"
 #include "vision/data_url.h"
 
@@ -95,22 +96,10 @@ void check_messages(FieldReader& fields) {
 }
 
 void read_tools(FieldReader& fields, ChatRequest& request) {
-    bool callable = true;
-    if (const Json* choice = fields.find("tool_choice")) {
-        if (*choice == "none") {
-            callable = false;
-        } else if (*choice == "required" || choice->is_object()) {
-            fields.fail(unsupported_parameter(
-                "tool_choice",
-                "tool_choice can be \"auto\" or \"none\"; a forced call is not "
-                "supported"));
-        } else if (*choice != "auto") {
-            fields.fail(invalid_value("tool_choice", "tool_choice must be \"auto\" or \"none\""));
-        }
-    }
     request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
+    const Json none = Json::array();
     const Json* tools = fields.find("tools");
-    if (tools == nullptr) return;
+    if (tools == nullptr) tools = &none;
     if (!tools->is_array()) {
         fields.fail(invalid_value("tools", "tools must be a list"));
         return;
@@ -143,7 +132,10 @@ void read_tools(FieldReader& fields, ChatRequest& request) {
         }
         functions.push_back(tool);
     }
-    if (callable && !functions.empty()) request.tools = std::move(functions);
+    if (read_tool_choice(fields, functions, request.parallel_tool_calls,
+                         request.generation.output)) {
+        request.tools = std::move(functions);
+    }
 }
 
 void read_logprobs(FieldReader& fields, SamplingParameters& sampling) {
@@ -204,21 +196,6 @@ void read_prompt_options(FieldReader& fields, const ChatDefaults& defaults, Chat
     }
 }
 
-void read_response_format(FieldReader& fields) {
-    const Json* format = fields.find("response_format");
-    if (format == nullptr) return;
-    const auto type = format->is_object() ? format->find("type") : format->end();
-    if (!format->is_object() || type == format->end() || !type->is_string()) {
-        fields.fail(
-            invalid_value("response_format", "response_format must be an object with a type"));
-    } else if (*type != "text") {
-        fields.fail(unsupported_parameter(
-            "response_format",
-            "response_format can only be {\"type\": \"text\"}; ask for JSON in "
-            "the prompt"));
-    }
-}
-
 }  // namespace
 
 ParsedChat parse_chat_request(std::string_view body, const ChatDefaults& defaults,
@@ -237,7 +214,6 @@ ParsedChat parse_chat_object(Json body, const ChatDefaults& defaults, std::uint3
     read_tools(fields, request);
     read_logprobs(fields, request.generation.request.sampling);
     read_prompt_options(fields, defaults, request.prompt_options);
-    read_response_format(fields);
     refuse_foreign_fields(fields, {"best_of", "echo"});
     request.unknown_fields = fields.unknown();
     result.error = fields.error();

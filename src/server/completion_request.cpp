@@ -162,6 +162,7 @@ PreparedGeneration prepare_completion(const GenerationSetting& setting, std::str
     prepared.fields = std::move(parsed.fields);
     prepared.error = std::move(parsed.error);
     if (!prepared.error) prepared.error = check_model(setting, prepared.fields.model);
+    if (!prepared.error) write_output_rules(setting, prepared);
     for (std::size_t i = 0; i < parsed.prompts.size() && !prepared.error; ++i) {
         GenerationRequest request = prepared.fields.request;
         request.last_message = parsed.prompts[i].text;

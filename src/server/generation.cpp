@@ -64,7 +64,8 @@ ReplySetup reply_setup(const PreparedGeneration& prepared, const GenerationReque
     options.parse_tool_calls = !prepared.tools->empty();
     options.verbatim = prepared.verbatim;
     // Where stop ids may come without ending the reply, only the engine knows which of them does.
-    if (!request.ignore_eos && request.min_tokens == 0) {
+    // Under a grammar every stop id does.
+    if (request.grammar != nullptr || (!request.ignore_eos && request.min_tokens == 0)) {
         options.stop_tokens = state.engine->description().stop_tokens;
         options.stop_tokens.insert(options.stop_tokens.end(), request.extra_stop_tokens.begin(),
                                    request.extra_stop_tokens.end());
@@ -83,6 +84,25 @@ std::size_t held_bytes(const std::vector<GenerationRequest>& requests) {
             bytes += image.canvas->pixels.size();
     }
     return bytes;
+}
+
+// On the grammar thread.
+std::optional<ApiError> compile_grammar(ServerState& state, PreparedGeneration& prepared) {
+    if (state.grammars == nullptr) {
+        grammar::GrammarCompilerOptions options;
+        options.vocabulary = state.model->vocabulary;
+        options.stop_tokens = state.engine->description().stop_tokens;
+        state.grammars = std::make_unique<grammar::GrammarCompiler>(state.model->format.tokenizer(),
+                                                                    std::move(options));
+    }
+    auto compiled = state.grammars->compile(prepared.rules);
+    if (!compiled.ok()) {
+        return invalid_value(prepared.rules_param,
+                             prepared.rules_param + ": " + compiled.error().message());
+    }
+    for (GenerationRequest& request : prepared.requests)
+        request.grammar = *compiled;
+    return std::nullopt;
 }
 
 // `held` is let go when the engine has ended the replies.
@@ -164,6 +184,31 @@ std::optional<ApiError> set_prompt(GenerationRequest& request, std::vector<Token
     return std::nullopt;
 }
 
+void write_output_rules(const GenerationSetting& setting, PreparedGeneration& prepared) {
+    const grammar::OutputRequest& output = prepared.fields.output;
+    if (!output.asks_for_anything()) return;
+    using Output = grammar::OutputRequest;
+    if (!setting.engine.grammars) {
+        // Strict tools whose calls nobody forces are taken as they are.
+        const bool forced = output.calls == Output::Calls::required;
+        if (output.format == Output::Format::text && !forced) return;
+        const std::string param = forced ? "tool_choice" : output.param;
+        prepared.error = unsupported_parameter(
+            param, param + " is not supported here: a replay answers from its file as it stands");
+        return;
+    }
+    grammar::OutputRules written = grammar::write_rules(output, setting.model.format.tokenizer());
+    if (written.error) {
+        const std::string message = written.param + ": " + written.error->message();
+        prepared.error = written.error->code() == ErrorCode::unsupported
+                             ? unsupported_parameter(written.param, message)
+                             : invalid_value(written.param, message);
+        return;
+    }
+    prepared.rules = std::move(written.text);
+    prepared.rules_param = output.format == Output::Format::text ? "tools" : output.param;
+}
+
 asio::awaitable<void> serve_generation(RouteCall& call, Preparation prepare) {
     ServerState& state = call.state;
     const Clock::time_point received = Clock::now();
@@ -178,6 +223,9 @@ asio::awaitable<void> serve_generation(RouteCall& call, Preparation prepare) {
     call.exchange.release_body();
     state.note_unknown_fields(call.exchange.request().path, prepared->unknown_fields);
     std::optional<ApiError> error = prepared->error;
+    if (!error && !prepared->rules.empty()) {
+        co_await on_grammar_thread(state, [&] { error = compile_grammar(state, *prepared); });
+    }
     if (!error) error = state.unavailable();
     if (!error) {
         error = queue_full(state, prepared->requests.size() * prepared->fields.request.choices);

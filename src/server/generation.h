@@ -48,6 +48,9 @@ struct PreparedGeneration {
     std::optional<ApiError> error;
     GenerationFields fields;
     std::vector<GenerationRequest> requests;  // one a prompt, each for fields.request.choices
+    // What fields.output asks for, written on the text thread: for the requests' grammar.
+    std::string rules;
+    std::string rules_param;  // the field they come from
     bool starts_in_reasoning = true;
     bool verbatim = false;  // the reply has no structure
     bool parallel_tool_calls = true;
@@ -72,5 +75,8 @@ std::optional<ApiError> check_model(const GenerationSetting& setting, const std:
 // larger max_tokens than what is left is not: the reply then ends with the context and says so.
 std::optional<ApiError> set_prompt(GenerationRequest& request, std::vector<TokenId> prompt,
                                    const GenerationSetting& setting, const std::string& param);
+
+// Writes the rules of prepared.fields.output; what cannot be held is the error.
+void write_output_rules(const GenerationSetting& setting, PreparedGeneration& prepared);
 
 }  // namespace percheron::server

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "server/output_fields.h"
+
 namespace percheron::server {
 namespace {
 
@@ -154,6 +156,7 @@ GenerationFields read_generation_fields(FieldReader& fields, const GenerationDef
     read_sampling(fields, defaults, vocabulary, result.request.sampling);
     read_stops(fields, vocabulary, result);
     read_limits(fields, defaults, result.request);
+    result.output = read_output_format(fields);
     result.stream = fields.boolean("stream").value_or(false);
     result.return_token_ids = fields.boolean("return_token_ids").value_or(false);
     if (const Json* options = fields.find("stream_options")) {
@@ -176,12 +179,9 @@ void refuse_foreign_fields(FieldReader& fields, std::initializer_list<const char
         fields.fail(unsupported_parameter(fields.path_of(name),
                                           fields.path_of(name) + " " + std::string(why)));
     };
-    for (const char* name :
-         {"functions",          "function_call",     "audio",          "web_search_options",
-          "guided_json",        "guided_regex",      "guided_choice",  "guided_grammar",
-          "structured_outputs", "grammar",           "regex",          "ebnf",
-          "json_schema",        "prompt_logprobs",   "length_penalty", "bad_words",
-          "logits_processors",  "allowed_token_ids", "documents",      "chat_template"}) {
+    for (const char* name : {"functions", "function_call", "audio", "web_search_options",
+                             "prompt_logprobs", "length_penalty", "bad_words", "logits_processors",
+                             "allowed_token_ids", "documents", "chat_template"}) {
         const Json* value = fields.find(name);
         if (value != nullptr) refuse(name, "is not supported; leave it out");
     }

@@ -10,6 +10,7 @@
 
 #include "percheron/engine.h"
 
+#include "grammar/output_rules.h"
 #include "server/json_body.h"
 
 namespace percheron::server {
@@ -25,7 +26,8 @@ struct GenerationDefaults {
 };
 
 struct GenerationFields {
-    GenerationRequest request;  // without prompt
+    GenerationRequest request;      // without prompt
+    grammar::OutputRequest output;  // what the answer must be
     std::vector<std::string> stop_strings;
     bool stream = false;
     bool include_usage = false;

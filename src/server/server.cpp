@@ -147,6 +147,7 @@ Server::~Server() {
     state_->begin_draining(std::chrono::seconds(0));
     state_->io_thread.join();
     state_->shared.text_threads.join();
+    state_->shared.grammar_thread.join();
     // The engine's thread ends before what it reports to.
     state_->shared.engine.reset();
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "grammar/grammar_compiler.h"
 #include "server/asio.h"
 #include "server/connection.h"
 #include "server/engine_link.h"
@@ -35,6 +36,10 @@ struct ServerState {
     ServerOptions options;
     asio::io_context io{1};
     asio::thread_pool text_threads;
+    // One, apart from the text threads: a grammar that takes long to compile holds up no more than
+    // other grammars.  Only it touches `grammars`, which is made with the first of them.
+    asio::thread_pool grammar_thread{1};
+    std::unique_ptr<grammar::GrammarCompiler> grammars;
     EngineLink link;
     HeldBytes held;
     ResponseStore responses;
@@ -58,16 +63,25 @@ struct ServerState {
     std::set<std::string> noted_fields_;
 };
 
-// Runs `work` on a text thread; the coroutine goes on where it was.  `work` must not throw.
+// Runs `work` on a thread of the pool; the coroutine goes on where it was.  `work` must not throw.
 template <class Work>
-asio::awaitable<void> on_text_thread(ServerState& state, Work work) {
+asio::awaitable<void> on_pool(asio::thread_pool& pool, Work work) {
     co_await asio::co_spawn(
-        state.text_threads.get_executor(),
+        pool.get_executor(),
         [](Work task) -> asio::awaitable<void> {
             task();
             co_return;
         }(std::move(work)),
         asio::use_awaitable);
+}
+
+template <class Work>
+asio::awaitable<void> on_text_thread(ServerState& state, Work work) {
+    return on_pool(state.text_threads, std::move(work));
+}
+template <class Work>
+asio::awaitable<void> on_grammar_thread(ServerState& state, Work work) {
+    return on_pool(state.grammar_thread, std::move(work));
 }
 
 }  // namespace percheron::server

@@ -50,6 +50,21 @@ class Examples(unittest.TestCase):
         self.assertEqual(reply["usage"], shown["usage"])
         self.assertEqual(shape(reply), shape(shown))
 
+    def test_request_of_the_structured_output_page_gives_what_it_asks_for(self):
+        [command] = blocks(ROOT / "docs" / "STRUCTURED_OUTPUT.md", "sh")
+        server = self.serve(None)
+        self.assertIn(ADDRESS, command)
+        run = subprocess.run(
+            ["sh", "-c", command.replace(ADDRESS, server.url)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        answer = json.loads(json.loads(run.stdout)["choices"][0]["message"]["content"])
+        self.assertEqual(list(answer), ["answer"])
+        self.assertTrue(10 <= answer["answer"] <= 99, answer)
+
     def test_replies_of_the_testing_page_are_served(self):
         replies = [json.loads(block) for block in blocks(ROOT / "docs" / "TESTING.md", "json")]
         self.assertEqual(len(replies), 1)

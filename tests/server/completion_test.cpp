@@ -294,7 +294,8 @@ TEST(Completions, WhatIsWrongIsNamed) {
         {{{"prompt", "x"}, {"logprobs", -1}}, "invalid_value", "logprobs"},
         {{{"prompt", "x"}, {"echo", 1}}, "invalid_value", "echo"},
         {{{"prompt", "x"}, {"max_tokens", 0}}, "invalid_value", "max_tokens"},
-        {{{"prompt", "x"}, {"guided_json", "y"}}, "unsupported_parameter", "guided_json"},
+        {{{"prompt", "x"}, {"guided_json", "y"}}, "invalid_value", "guided_json"},
+        {{{"prompt", "x"}, {"guided_regex", "y"}}, "unsupported_parameter", "guided_regex"},
         {{{"prompt", Json(std::vector<int>(4096, 5))}}, "context_length_exceeded", "prompt"},
         {{{"prompt", std::string(100000, '7')}}, "context_length_exceeded", "prompt"}};
     for (const auto& [body, code, param] : wrong) {
