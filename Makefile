@@ -3,7 +3,7 @@
 BUILD := build
 JOBS ?= $(shell nproc)
 
-.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-server
+.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-server
 
 setup:
 	@scripts/setup
@@ -34,6 +34,10 @@ gpu-kit:
 # What batching gains: eight streams over one.
 bench-batch: build
 	@scripts/bench-batch
+
+# What the prefix cache gains: a prompt of 64K tokens sent again.
+bench-resend: build
+	@build/percheron bench resend
 
 bench-server: build
 	@scripts/bench-server

@@ -84,7 +84,9 @@ Status measure(Arguments& arguments) {
     PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(folder));
     PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(text / "tokenizer.json"));
     arguments.flags.load.folder = folder;
-    PERCHERON_ASSIGN(const auto engine, tools::load_engine(arguments.flags.load, tokenizer));
+    tools::LoadOptions options = arguments.flags.load;
+    options.prefix_cache = false;  // every run computes its prompts
+    PERCHERON_ASSIGN(const auto engine, tools::load_engine(options, tokenizer));
     // Interleaved, so that a slow minute of the machine hits every row alike.
     std::map<std::uint32_t, std::vector<tools::StreamsRun>> runs;
     for (std::uint32_t repeat = 0; repeat < arguments.repeat; ++repeat) {

@@ -18,7 +18,7 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
         ->check(CLI::PositiveNumber);
     command
         .add_option("--kv-memory", load.kv_memory,
-                    "Memory for pages and request slots, e.g. 8GiB (default: planned)")
+                    "Memory for pages, request slots and checkpoints, e.g. 8GiB (default: planned)")
         ->transform(CLI::AsSizeValue(false));
     command.add_option("--kv-dtype", load.kv_dtype, "auto (bf16) or bf16")->capture_default_str();
     command

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -92,10 +93,11 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
                      "--context " + std::to_string(description.context_tokens) +
                          " is more than the model's " + std::to_string(model.context_limit));
     }
-    if (options.flags.load.thinking_budget || options.flags.load.kv_memory) {
-        return Error(
-            ErrorCode::invalid_argument,
-            "--thinking-budget and --kv-memory mean nothing with --replay; leave them out");
+    if (options.flags.load.thinking_budget || options.flags.load.kv_memory ||
+        options.flags.load.checkpoint_memory) {
+        return Error(ErrorCode::invalid_argument,
+                     "--thinking-budget, --kv-memory and --checkpoint-memory mean nothing with "
+                     "--replay; leave them out");
     }
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
@@ -209,6 +211,24 @@ void add_serve(CLI::App& app, int& exit_code) {
         ->add_option("--thinking-budget", options->flags.load.thinking_budget,
                      "Tokens a reply may think when its request sets no thinking_budget")
         ->check(CLI::PositiveNumber);
+    command
+        ->add_option("--prefix-cache", options->flags.load.prefix_cache,
+                     "on: what prompts and replies share is computed once; off: never")
+        ->transform(
+            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
+                .description("{on,off}"))
+        ->default_str("on");
+    command
+        ->add_option("--loop-guard", options->flags.load.loop_guard,
+                     "on: a reply that repeats itself without end is ended; off: it goes on")
+        ->transform(
+            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
+                .description("{on,off}"))
+        ->default_str("on");
+    command
+        ->add_option("--checkpoint-memory", options->flags.load.checkpoint_memory,
+                     "Memory for the prefix cache's states, of --kv-memory (default: an eighth)")
+        ->transform(CLI::AsSizeValue(false));
     command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")
         ->capture_default_str();
     command->add_option("--api-key-file", options->api_key_file,

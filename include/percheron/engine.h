@@ -109,10 +109,11 @@ struct GenerationRequest {
     // Log-probs of the prompt's own tokens, as sampling.top_logprobs counts them; of the first
     // choice alone, and without the prefix cache, which would leave out the computing.
     int prompt_logprobs = -1;
-    bool draft = true;       // false: no speculation for this request
-    bool use_cache = true;   // false: the prefix cache is not looked up
-    std::string cache_salt;  // requests with different salts never share cache entries
-    int priority = 0;        // larger is sooner
+    std::optional<bool> loop_guard;  // absent: the engine's option; without effect on ignore_eos
+    bool draft = true;               // false: no speculation for this request
+    bool use_cache = true;           // false: the prefix cache is not looked up
+    std::string cache_salt;          // requests with different salts never share cache entries
+    int priority = 0;                // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;
     std::string last_message;  // text of the last message; only the replay engine reads it
 };

@@ -127,6 +127,10 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
         sequence->images.push_back({image, nullptr});
         sequence->image_spans.push_back({image.first, image.count, image.content_hash});
     }
+    // Whoever ignores the end asks for text of any kind.
+    if (request.loop_guard.value_or(options.loop_guard) && !request.ignore_eos) {
+        sequence->loop_guard = std::make_unique<LoopGuard>();
+    }
     sequence->cache_salt = request.cache_salt;
     sequence->prompt_logprobs = choice == 0 ? request.prompt_logprobs : -1;
     // What the cache holds would be left out of the computing, and of the scores.

@@ -63,6 +63,7 @@ struct LocalEngineOptions {
     std::optional<TokenId> user_token;
     std::optional<ThinkTags> think_tags;
     std::optional<std::uint32_t> thinking_budget;    // of requests that name none
+    bool loop_guard = true;                          // the same
     std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system
     std::function<void(const StepRecord&)> on_step;  // called on the engine's thread
 };

@@ -9,6 +9,7 @@ namespace {
 
 constexpr Bytes mebibyte = Bytes{1} << 20;
 constexpr std::uint32_t most_running_by_default = 64;
+constexpr std::uint32_t most_checkpoints = 4096;  // more are only slower to choose from
 constexpr std::uint64_t contexts_by_default = 2;  // full ones the default pool holds at most
 
 // Kept free for everybody else on the machine.
@@ -19,6 +20,12 @@ Bytes floor_of(const MachineMemory& machine) {
 // The sampler's tables and one count of tokens a running request with penalties.
 Bytes sampling_bytes(std::size_t vocabulary, std::uint32_t max_running) {
     return vocabulary * (sizeof(double) + 2 * 16 + 1) + max_running * vocabulary * 4;
+}
+
+// Memory for checkpoints by default, out of `kv`.  `needed`: what may not be taken away.
+Bytes default_checkpoint_memory(Bytes kv, Bytes checkpoint, Bytes needed) {
+    const Bytes share = std::max(kv / 8, std::min(kv / 4, 2 * checkpoint));
+    return std::min(share, kv > needed ? kv - needed : 0);
 }
 
 Error does_not_fit(Bytes needed, const MemoryPlan& plan, std::string advice) {
@@ -55,7 +62,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
                                                       " tokens");
     }
 
-    const Bytes page_bytes = needs.caches.page_bytes();
+    Bytes page_bytes = needs.caches.page_bytes() + (wishes.prefix_cache ? tree_block_bytes : 0);
     const Bytes slot_bytes = needs.caches.slot_bytes();
     const Bytes fixed =
         needs.weights + needs.program + needs.network.total() + needs.mtp + needs.tower +
@@ -80,13 +87,40 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     } else {
         const std::uint64_t slots = wishes.max_running.value_or(most_running_by_default);
         const std::uint64_t contexts = std::min(slots, contexts_by_default);
-        const Bytes useful = slots * slot_bytes + contexts * cache::pages_for(context) * page_bytes;
-        kv = std::min((usable - fixed) / 4, useful);
+        const Bytes used = slots * slot_bytes + contexts * cache::pages_for(context) * page_bytes;
+        const Bytes useful = wishes.prefix_cache ? used / 7 * 8 : used;
+        kv = std::min((usable - fixed) / 4, useful + wishes.checkpoint_memory.value_or(0));
         if (wishes.context) {
             // Somebody who names a context wants it to fit, if it can at all.
-            const Bytes one = slot_bytes + cache::pages_for(context) * page_bytes;
+            const Bytes one = slot_bytes + cache::pages_for(context) * page_bytes +
+                              wishes.checkpoint_memory.value_or(0);
             kv = std::max(kv, std::min(usable - fixed, one));
         }
+    }
+
+    // Checkpoints first.
+    const Bytes checkpoint_bytes = needs.caches.checkpoint_bytes();
+    if (wishes.prefix_cache) {
+        const std::uint64_t pages = wishes.context ? cache::pages_for(context) : 1;
+        const Bytes memory = wishes.checkpoint_memory.value_or(default_checkpoint_memory(
+            kv, checkpoint_bytes,
+            wishes.max_running.value_or(1) * slot_bytes + pages * page_bytes));
+        if (wishes.checkpoint_memory && (memory < checkpoint_bytes || memory > kv)) {
+            return Error(
+                ErrorCode::invalid_argument,
+                "--checkpoint-memory " + readable(memory) +
+                    (memory > kv ? " is more than the " + readable(kv) +
+                                       " of --kv-memory that it is taken from"
+                                 : " holds no checkpoint of " + readable(checkpoint_bytes) +
+                                       "; raise it or say --prefix-cache off"));
+        }
+        plan.checkpoints = static_cast<std::uint32_t>(
+            std::min<Bytes>(memory / checkpoint_bytes, most_checkpoints));
+        kv -= plan.checkpoints * checkpoint_bytes;
+    }
+
+    if (plan.checkpoints == 0) {
+        page_bytes = needs.caches.page_bytes();
     }
 
     // Slots (what a named context leaves, at most half), then pages from the rest.
@@ -101,20 +135,22 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     const Bytes slots_total = plan.max_running * slot_bytes;
     if (slots_total + page_bytes > kv) {
         return Error(ErrorCode::out_of_memory,
-                     "--kv-memory " + readable(kv) + " does not hold the state of " +
-                         std::to_string(plan.max_running) + " running requests (" +
-                         readable(slots_total) +
+                     "--kv-memory " + readable(kv + plan.checkpoints * checkpoint_bytes) +
+                         " does not hold the state of " + std::to_string(plan.max_running) +
+                         " running requests (" + readable(slots_total) +
                          ") and a page of tokens; raise it or lower --max-running");
     }
     plan.pages = static_cast<std::uint32_t>((kv - slots_total) / page_bytes);
     plan.kv_tokens = std::uint64_t{plan.pages} * ops::page_tokens;
     plan.largest_request = std::min(plan.kv_tokens, needs.context_limit);
     if (wishes.context && *wishes.context > plan.kv_tokens) {
-        const Bytes needed = slots_total + cache::pages_for(*wishes.context) * page_bytes;
+        const Bytes needed = slots_total + cache::pages_for(*wishes.context) * page_bytes +
+                             plan.checkpoints * checkpoint_bytes;
         return Error(ErrorCode::out_of_memory,
                      "--context " + std::to_string(*wishes.context) + " needs --kv-memory " +
                          readable(needed) + " with " + std::to_string(plan.max_running) +
-                         " running requests, but the pool of " + readable(kv) + " holds " +
+                         " running requests, but the pool of " +
+                         readable(kv + plan.checkpoints * checkpoint_bytes) + " holds " +
                          std::to_string(plan.kv_tokens) + " tokens");
     }
     plan.context = static_cast<std::uint32_t>(wishes.context.value_or(plan.largest_request));
@@ -143,6 +179,10 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         plan.rows.push_back(
             {"drafting: index of texts", plan.kv_tokens * needs.copy_index_per_token});
     }
+    if (plan.checkpoints > 0) {
+        plan.rows.push_back({"prefix checkpoints", plan.checkpoints * checkpoint_bytes});
+        plan.rows.push_back({"prefix tree", plan.pages * tree_block_bytes});
+    }
     if (needs.tower > 0) {
         plan.rows.push_back({"vision tower", needs.tower});
         plan.rows.push_back({"image features", needs.image_features});
@@ -170,6 +210,8 @@ std::vector<std::string> table_of(const MemoryPlan& plan) {
     add("tokens in the pool", std::to_string(plan.kv_tokens));
     add("context of one request", std::to_string(plan.context));
     add("running requests at most", std::to_string(plan.max_running));
+    add("checkpoints of the prefix cache",
+        plan.checkpoints == 0 ? "0, it is off" : std::to_string(plan.checkpoints));
     add("bytes a token", std::to_string(plan.bytes_per_token));
     add("bytes a request beside its tokens", std::to_string(plan.bytes_per_sequence));
     return lines;

@@ -38,9 +38,15 @@ struct MemoryNeeds {
 // What the user fixed; the rest follows from the machine.
 struct MemoryWishes {
     std::optional<std::uint32_t> context;
-    std::optional<Bytes> kv_memory;  // pages and slots
+    std::optional<Bytes> kv_memory;  // pages, slots and checkpoints
     std::optional<std::uint32_t> max_running;
+    bool prefix_cache = true;
+    std::optional<Bytes> checkpoint_memory = {};  // of kv_memory
 };
+
+// A block of the prefix tree on the host: its name, its node, its places in maps.  Every page can
+// have one.
+inline constexpr Bytes tree_block_bytes = 768;
 
 struct MemoryRow {
     std::string name;
@@ -54,6 +60,7 @@ struct MemoryPlan {
     Bytes floor = 0;      // that stays free
     std::uint32_t pages = 0;
     std::uint32_t max_running = 0;
+    std::uint32_t checkpoints = 0;      // of the prefix cache; 0: it is off
     std::uint32_t context = 0;          // tokens of one request, prompt and reply
     std::uint64_t kv_tokens = 0;        // over all requests
     std::uint64_t largest_request = 0;  // tokens that fit if it runs alone
@@ -61,10 +68,12 @@ struct MemoryPlan {
     Bytes bytes_per_sequence = 0;
 };
 
-// The defaults: a quarter of what is left for pages and slots (no more than the requests could
-// use), 64 running requests or as many as half of that holds, the context the smaller of the
-// model's limit and the pool. Errors: invalid_argument (a context beyond the model's limit),
-// out_of_memory with what would fit.
+// The defaults: a quarter of what is left for pages, slots and checkpoints (no more than the
+// requests could use), an eighth of that for checkpoints (at least two where a quarter holds them,
+// and less where a named context needs the room), 64 running requests or as many as half of the
+// rest holds, the context the smaller of the model's limit and the pool. Errors: invalid_argument
+// (a context beyond the model's limit, memory for checkpoints that holds none), out_of_memory with
+// what would fit.
 Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wishes,
                                const MachineMemory& machine);
 

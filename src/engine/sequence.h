@@ -17,6 +17,7 @@
 #include "cache/prefix_cache.h"
 #include "draft/depth_policy.h"
 #include "engine/image_features.h"
+#include "engine/loop_guard.h"
 #include "engine/thinking_budget.h"
 #include "sampling/coupled_noise.h"
 #include "sampling/token_counts.h"
@@ -84,6 +85,7 @@ struct Sequence {
     bool use_cache = true;
     std::uint32_t system_tokens = 0;  // of the system prompt with its tools; 0: not known
     ThinkingBudget thinking;
+    std::unique_ptr<LoopGuard> loop_guard;        // null: nobody looks
     std::unique_ptr<TokenConstraint> constraint;  // null: nothing is forbidden
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
 

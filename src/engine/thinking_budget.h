@@ -32,10 +32,20 @@ class ThinkingBudget {
 
     // The token that must come next, if the budget leaves no choice.
     std::optional<TokenId> forced() const {
-        if (inside_ && budget_ && spent_ >= *budget_) {
+        if (inside_ && (closing_ || (budget_ && spent_ >= *budget_))) {
             return tags_->close;
         }
         return std::nullopt;
+    }
+
+    // The block that is open is to be closed now, whatever is left of the budget; false: none is
+    // open, or one was closed like this before.
+    bool close() {
+        if (!inside_ || closing_) {
+            return false;
+        }
+        closing_ = true;
+        return true;
     }
 
     // The next token is part of the thinking, or its closing tag.
@@ -59,6 +69,7 @@ class ThinkingBudget {
     std::optional<ThinkTags> tags_;
     std::optional<std::uint32_t> budget_;
     bool inside_ = false;
+    bool closing_ = false;  // from close() on: a block that is opened again is closed at once
     std::uint32_t spent_ = 0;
 };
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/logging.h"
+
 namespace percheron::engine {
 
 std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const float> logits) {
@@ -36,6 +38,9 @@ std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const floa
         return Ending{sequence.limit_is_context ? FinishReason::context : FinishReason::max_tokens,
                       {}};
     }
+    if (in_a_loop(sequence, token)) {
+        return Ending{FinishReason::loop, {}};
+    }
     return std::nullopt;
 }
 
@@ -48,6 +53,24 @@ void TokenCommit::note_round(const Sequence& sequence, std::uint32_t drafted,
         runs.back().drafted = drafted;
         runs.back().accepted = accepted;
     }
+}
+
+// Whether the reply ends for it: a loop inside the thinking closes that first.
+bool TokenCommit::in_a_loop(Sequence& sequence, TokenId token) {
+    if (!sequence.loop_guard || !sequence.loop_guard->observe(token) ||
+        sequence.generated() < sequence.min_tokens) {
+        return false;
+    }
+    const std::string who = "request " + std::to_string(to_int(sequence.request)) +
+                            " is in a loop after " + std::to_string(sequence.generated()) +
+                            " tokens";
+    if (sequence.thinking.close()) {
+        log_warning(who + " inside its thinking, which is closed");
+        sequence.loop_guard->forget();
+        return false;
+    }
+    log_warning(who + " and ends");
+    return true;
 }
 
 Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits) {

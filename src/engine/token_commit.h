@@ -44,6 +44,7 @@ class TokenCommit {
 
   private:
     Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
+    static bool in_a_loop(Sequence& sequence, TokenId token);
     void write_events(const Sequence& sequence, TokenId token, std::span<const float> logits);
 
     std::vector<TokenId> banned_tokens_;

@@ -143,6 +143,11 @@ Result<RequestId> ReplayEngine::submit(GenerationRequest request, EngineEventSin
                      "thinking_budget has no meaning for replayed replies; leave it out",
                      reasons::unsupported_parameter);
     }
+    if (request.loop_guard.value_or(false)) {
+        return Error(ErrorCode::unsupported,
+                     "loop_guard has no meaning for replayed replies; leave it out",
+                     reasons::unsupported_parameter);
+    }
     if (!request.images.empty() && !description_.vision) {
         return Error(ErrorCode::unsupported, "images need a model with a vision part; send text",
                      reasons::unsupported_parameter);

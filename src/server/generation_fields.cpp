@@ -129,10 +129,7 @@ void read_limits(FieldReader& fields, const GenerationDefaults& defaults,
     if (const auto budget = fields.integer("thinking_budget", 0, most_tokens)) {
         request.thinking_budget = static_cast<std::uint32_t>(*budget);
     }
-    if (fields.boolean("loop_guard").value_or(false)) {
-        fields.fail(unsupported_parameter(fields.path_of("loop_guard"),
-                                          "there is no loop guard; leave loop_guard out"));
-    }
+    request.loop_guard = fields.boolean("loop_guard");
     request.draft = fields.boolean("draft").value_or(true);
     request.use_cache = fields.boolean("cache_prompt").value_or(true);
     request.cache_salt = fields.text("cache_salt", 256).value_or("");

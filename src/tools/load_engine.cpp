@@ -138,10 +138,11 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     }
     needs.context_limit = config.context_limit;
     PERCHERON_ASSIGN(const MachineMemory machine, parts.backend->memory());
-    PERCHERON_ASSIGN(
-        const engine::MemoryPlan plan,
-        engine::plan_memory(needs, {options.context, options.kv_memory, options.max_running},
-                            machine));
+    PERCHERON_ASSIGN(const engine::MemoryPlan plan,
+                     engine::plan_memory(needs,
+                                         {options.context, options.kv_memory, options.max_running,
+                                          options.prefix_cache, options.checkpoint_memory},
+                                         machine));
     for (const std::string& line : engine::table_of(plan)) {
         log_info(line);
     }
@@ -174,13 +175,16 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.scheduler.max_running = plan.max_running;
     engine_options.scheduler.draft_rows = draft_rows;
     engine_options.draft = drafting;
+    engine_options.scheduler.checkpoints = plan.checkpoints;
     engine_options.kv_dtype = kv_dtype;
     engine_options.stop_tokens = config.stop_tokens;
     engine_options.banned_tokens = never_valid(config, tokenizer);
     engine_options.image_tokens = static_cast<std::uint32_t>(vision_options.max_tokens);
     engine_options.image_memory = needs.image_features;
+    engine_options.user_token = tokenizer.added_token("<|user|>");
     engine_options.think_tags = think_tags(tokenizer);
     engine_options.thinking_budget = options.thinking_budget;
+    engine_options.loop_guard = options.loop_guard;
     engine_options.seed = options.seed;
     engine_options.on_step = options.on_step;
     PERCHERON_ASSIGN(auto engine,

@@ -31,10 +31,13 @@ struct LoadOptions {
     std::string kv_dtype = "auto";         // auto, bf16; f32 with fp32 arithmetic
     std::uint32_t threads = 0;             // 0: as many as the process may run on
     std::optional<std::uint32_t> context;  // tokens of one request, prompt and reply
-    std::optional<Bytes> kv_memory;        // pages and slots
+    std::optional<Bytes> kv_memory;        // pages, slots and checkpoints
+    bool prefix_cache = true;
+    std::optional<Bytes> checkpoint_memory;  // of kv_memory
     std::optional<std::uint32_t> max_running;
     std::optional<std::uint32_t> max_queued;
     std::optional<std::uint32_t> thinking_budget;  // for requests that name none
+    bool loop_guard = true;                        // the same
     std::optional<std::uint64_t> seed;             // of the seeds given to requests that name none
     DraftWish draft;
     // Rows of the steps and shares between them; pages and max_running come from the plan.

@@ -34,7 +34,9 @@ class Random {
     std::mt19937 engine_;
 };
 
-GenerationRequest random_request(Random& random, std::uint32_t context) {
+using Stems = std::vector<std::vector<TokenId>>;  // beginnings that prompts have in common
+
+GenerationRequest random_request(Random& random, std::uint32_t context, const Stems& stems = {}) {
     GenerationRequest request;
     // Short prompts mostly, long ones often enough; edges of the grid more than their share.
     std::uint32_t length = random.chance(0.3) ? random.between(1, 700) : random.between(1, 90);
@@ -44,6 +46,14 @@ GenerationRequest random_request(Random& random, std::uint32_t context) {
     length = std::min(length, random.chance(0.2) ? context - 1 : (context + 2) / 3);
     for (std::uint32_t i = 0; i < length; ++i) {
         request.prompt.push_back(TokenId(static_cast<int>(random.below(44))));
+    }
+    if (!stems.empty() && random.chance(0.6)) {
+        const auto which = random.below(static_cast<std::uint32_t>(stems.size()));
+        const std::size_t shared = random.chance(0.5) ? length - 1 : random.below(length);
+        std::copy_n(stems[which].begin(), std::min(shared, stems[which].size()),
+                    request.prompt.begin());
+        request.cache_salt = random.chance(0.1) ? "salt" : "";
+        request.use_cache = !random.chance(0.1);
     }
     SamplingParameters& sampling = request.sampling;
     sampling.temperature = random.chance(0.4) ? 0.0f : random.real(0.2, 1.5);
@@ -105,6 +115,9 @@ struct Proofs {
     std::uint64_t preemptions = 0;
     std::uint64_t prompts_of_three_chunks = 0;
     std::uint64_t shared_prefill_steps = 0;
+    std::uint64_t cached = 0;  // replies
+    std::uint64_t cached_tokens = 0;
+    std::uint64_t background_steps = 0;
     std::uint64_t images_encoded = 0;
     std::uint64_t images_reused = 0;
     std::size_t constrained_replies = 0;    // with a grammar
@@ -159,6 +172,13 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     options.scheduler.refeed_rows = random.between(1, 9);
     options.scheduler.decode_share = random.chance(0.5) ? 0.0 : random.real(0, 0.9);
     options.scheduler.prefill_slice = random.real(1e-6, 1e-3);
+    options.scheduler.checkpoints = random.chance(0.3) ? 0 : random.between(1, 12);
+    Stems stems(random.between(1, 3));
+    for (std::vector<TokenId>& stem : stems) {
+        for (int i = 0; i < 700; ++i) {
+            stem.push_back(TokenId(static_cast<int>(random.below(40))));
+        }
+    }
 
     std::unique_ptr<draft::Proposer> proposer;
     if (random.chance(0.6)) {
@@ -173,7 +193,7 @@ void run_crowd(unsigned seed, Proofs& proofs) {
 
     std::vector<Scripted> script(random.between(4, 20));
     for (Scripted& item : script) {
-        item.request = random_request(random, options.context_tokens);
+        item.request = random_request(random, options.context_tokens, stems);
         item.submit_at = random.chance(0.7) ? 0 : random.below(60);
         if (random.chance(0.2)) {
             item.cancel_after = random.below(40);
@@ -191,7 +211,8 @@ void run_crowd(unsigned seed, Proofs& proofs) {
     options.on_step = [&](const StepRecord& record) {
         const std::lock_guard lock(script_mutex);
         ++step;
-        ++proofs.steps;
+        proofs.background_steps += record.background ? 1 : 0;
+        proofs.steps += record.background ? 0 : 1;
         proofs.batched_steps += record.sequences >= 4 ? 1 : 0;
         proofs.preemptions += record.preempted;
         proofs.preemptions_while_drafting += options.draft.depth > 0 ? record.preempted : 0;
@@ -253,6 +274,8 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             ASSERT_EQ(reply.tokens, expected.tokens);
             ASSERT_EQ(reply.finished->reason, expected.reason);
             ++proofs.replies;
+            proofs.cached += reply.cached > 0 ? 1 : 0;
+            proofs.cached_tokens += reply.cached;
             const bool constrained = item.request.grammar != nullptr;
             proofs.constrained_replies += constrained ? 1 : 0;
             proofs.constrained_preempted += constrained && preempted ? 1 : 0;
@@ -281,6 +304,9 @@ TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     EXPECT_GT(proofs.preemptions, 500u);
     EXPECT_GT(proofs.prompts_of_three_chunks, 300u);
     EXPECT_GT(proofs.shared_prefill_steps, 300u);
+    EXPECT_GT(proofs.cached, 700u);
+    EXPECT_GT(proofs.cached_tokens, 60'000u);
+    EXPECT_GT(proofs.background_steps, 300u);
     EXPECT_GT(proofs.images_encoded, 500u);
     EXPECT_GT(proofs.images_reused, 100u);
     EXPECT_GT(proofs.constrained_replies, 800u);

@@ -31,6 +31,7 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
     std::mt19937_64 random(8);
     int planned = 0;
     int refused = 0;
+    int cached = 0;
     for (int repeat = 0; repeat < 5000; ++repeat) {
         MemoryNeeds needs = nano_like();
         needs.weights = random() % (8192 * mebibyte);
@@ -50,6 +51,10 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
         if (random() % 2 == 0) {
             wishes.max_running = 1 + random() % 256;
         }
+        wishes.prefix_cache = random() % 4 != 0;
+        if (random() % 4 == 0) {
+            wishes.checkpoint_memory = random() % (512 * mebibyte);
+        }
         const auto plan = plan_memory(needs, wishes, machine);
         if (!plan.ok()) {
             ++refused;
@@ -65,12 +70,28 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
             sum += row.bytes;
             const bool cache_row = row.name.find("pages") != std::string::npos ||
                                    row.name.find("keys") != std::string::npos ||
-                                   row.name.find("slots") != std::string::npos;
+                                   row.name.find("slots") != std::string::npos ||
+                                   row.name.find("prefix") != std::string::npos;
             kv += cache_row ? row.bytes : 0;
         }
         ASSERT_EQ(sum, plan->total);
-        ASSERT_EQ(kv, plan->pages * needs.caches.page_bytes() +
-                          plan->max_running * needs.caches.slot_bytes());
+        const Bytes checkpoints = plan->checkpoints * needs.caches.checkpoint_bytes();
+        const Bytes page_bytes =
+            needs.caches.page_bytes() + (plan->checkpoints > 0 ? tree_block_bytes : 0);
+        ASSERT_EQ(kv, plan->pages * page_bytes + plan->max_running * needs.caches.slot_bytes() +
+                          checkpoints);
+        if (!wishes.prefix_cache) {
+            ASSERT_EQ(plan->checkpoints, 0u);
+        } else if (wishes.checkpoint_memory) {
+            ASSERT_LE(checkpoints, *wishes.checkpoint_memory);
+            ASSERT_GE(plan->checkpoints, 1u);
+            ASSERT_GT(checkpoints + needs.caches.checkpoint_bytes(), *wishes.checkpoint_memory);
+        } else {
+            ASSERT_LE(checkpoints,
+                      std::max(kv / 8, std::min(kv / 4, 2 * needs.caches.checkpoint_bytes())) +
+                          page_bytes);
+            cached += plan->checkpoints > 0 ? 1 : 0;
+        }
         ASSERT_LE(plan->total, machine.available - plan->floor);
         ASSERT_GE(plan->floor, 256 * mebibyte);
         ASSERT_GE(plan->pages, 1u);
@@ -89,11 +110,12 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
         }
         if (wishes.kv_memory) {
             ASSERT_LE(kv, *wishes.kv_memory);
-            ASSERT_GT(kv + needs.caches.page_bytes(), *wishes.kv_memory);
+            ASSERT_GT(kv + needs.caches.page_bytes() + tree_block_bytes, *wishes.kv_memory);
         }
     }
     EXPECT_GT(planned, 1000);
     EXPECT_GT(refused, 500);
+    EXPECT_GT(cached, 500);
 }
 
 TEST(MemoryPlan, RefusesWithAdviceThatWorks) {
@@ -103,6 +125,20 @@ TEST(MemoryPlan, RefusesWithAdviceThatWorks) {
     ASSERT_FALSE(too_much.ok());
     EXPECT_EQ(too_much.error().code(), ErrorCode::out_of_memory);
     EXPECT_NE(too_much.error().message().find("--kv-memory can be at most"), std::string::npos);
+
+    const auto too_small = plan_memory(needs, {{}, {}, {}, true, 1000}, machine);
+    ASSERT_FALSE(too_small.ok());
+    EXPECT_NE(too_small.error().message().find("--checkpoint-memory"), std::string::npos);
+    EXPECT_TRUE(plan_memory(needs, {{}, {}, {}, false, 1000}, machine).ok());
+
+    // Checkpoints that nobody asked for never cost a context that fits without them.
+    const Bytes tight =
+        needs.caches.slot_bytes() + 100 * (needs.caches.page_bytes() + tree_block_bytes);
+    for (const Bytes spare : {Bytes{0}, needs.caches.checkpoint_bytes()}) {
+        const auto plan = plan_memory(needs, {6400, tight + spare, 1}, machine);
+        ASSERT_TRUE(plan.ok()) << plan.error().message();
+        EXPECT_EQ(plan->checkpoints, spare == 0 ? 0u : 1u);
+    }
 
     // A named context is given the memory it needs.
     const auto long_context = plan_memory(needs, {200'000, {}, {}}, machine);

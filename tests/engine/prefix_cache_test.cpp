@@ -282,5 +282,168 @@ TEST(PrefixCacheEngine, ConversationsHitToTheToken) {
     EXPECT_GT(with_images, 60u);
 }
 
+// A17: turns that only append, sent at once and after the reply has gone through prefill.
+TEST(PrefixCacheEngine, AppendedTurnsCostOnlyTheirNewTokens) {
+    for (std::uint32_t length = 60; length < 330; length += 7) {
+        for (const bool patient : {false, true}) {
+            std::mt19937 random(length);
+            Alone alone(cached_options(100, 2, 50));
+            GenerationRequest request = request_of(random_tokens(random, length), 100);
+            for (int turn = 0; turn < 3; ++turn) {
+                const auto prompt = static_cast<std::uint32_t>(request.prompt.size());
+                const CollectedReply reply = alone.run(request);
+                request.prompt.insert(request.prompt.end(), reply.tokens.begin(),
+                                      reply.tokens.end());
+                const std::vector<TokenId> more = random_tokens(random, 1 + random() % 50);
+                request.prompt.insert(request.prompt.end(), more.begin(), more.end());
+                if (patient) {
+                    alone.wait_until_idle();
+                }
+                const CollectedReply next = alone.run(request);
+                if (patient) {
+                    EXPECT_GE(next.cached + 64, prompt + reply.tokens.size());
+                } else {
+                    EXPECT_GE(next.cached, prompt / grid * grid);
+                }
+                request.prompt.insert(request.prompt.end(), next.tokens.begin(), next.tokens.end());
+            }
+            // An edit in the first turn: nothing behind it is taken from the cache.
+            request.prompt.resize(length + 150);
+            request.prompt[length / 2] = TokenId(41);
+            EXPECT_LE(alone.run(request).cached, length / 2);
+        }
+    }
+}
+
+// C9.
+TEST(PrefixCacheEngine, ChoicesComputeTheirPromptOnce) {
+    std::mt19937 random(2);
+    for (const std::uint32_t length : {30u, 64u, 65u, 200u, 256u, 257u, 500u}) {
+        for (const std::uint32_t choices : {2u, 5u}) {
+            Alone alone(cached_options(200, 8, 20));
+            GenerationRequest request = request_of(random_tokens(random, length), 9);
+            request.choices = choices;
+            const std::uint32_t shared = (length - 1) / grid * grid;
+            EXPECT_EQ(alone.run(request).cached, 0u);
+            for (std::uint32_t choice = 1; choice < choices; ++choice) {
+                EXPECT_EQ(alone.choice(choice).cached, shared);
+            }
+            EXPECT_EQ(alone.prefill_rows(), length + (choices - 1) * (length - shared));
+        }
+    }
+    // Without the cache each computes it.
+    Alone alone(cached_options(200, 8, 20));
+    GenerationRequest request = request_of(random_tokens(random, 200), 9);
+    request.choices = 3;
+    request.use_cache = false;
+    alone.run(request);
+    EXPECT_EQ(alone.prefill_rows(), 600u);
+}
+
+// C12.
+TEST(PrefixCacheEngine, IsLeftAloneByWhoeverSaysSo) {
+    std::mt19937 random(3);
+    GenerationRequest request = request_of(random_tokens(random, 300), 100);
+    GenerationRequest unseen = request;
+    unseen.use_cache = false;
+    {
+        Alone alone(cached_options(100, 2, 20));
+        alone.run(unseen);
+        EXPECT_EQ(alone.engine().status().checkpoints, 0u);
+        EXPECT_EQ(alone.run(request).cached, 0u);
+        EXPECT_EQ(alone.run(unseen).cached, 0u);
+        EXPECT_EQ(alone.run(request).cached, 256u);
+        GenerationRequest salted = request;
+        salted.cache_salt = "mine";
+        EXPECT_EQ(alone.run(salted).cached, 0u);
+        EXPECT_EQ(alone.run(salted).cached, 256u);
+    }
+    Alone off(cached_options(100, 2, 0));
+    for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(off.run(request).cached, 0u);
+        EXPECT_EQ(off.engine().status().reprefill_pending, 0u);
+    }
+    EXPECT_EQ(off.background_rows(), 0u);
+    EXPECT_EQ(off.prefill_rows(), 900u);
+}
+
+// C4: whatever is cached, whoever comes runs as if nothing were.
+TEST(PrefixCacheEngine, CachedPagesCostNobodyAnything) {
+    std::mt19937 random(4);
+    LocalEngineOptions options = cached_options(20, 4, 30);
+    Alone alone(options);
+    std::vector<GenerationRequest> requests;
+    for (int round = 0; round < 60; ++round) {
+        if (round % 3 == 2) {
+            // What may still be there or not: its ids are the same.
+            alone.run(requests[random() % requests.size()]);
+            continue;
+        }
+        const auto length = static_cast<std::uint32_t>(1 + random() % 1270);
+        requests.push_back(request_of(random_tokens(random, length), 1280 - length));
+        if (requests.back().max_tokens > 60) requests.back().max_tokens = 60;
+        alone.run(requests.back());
+        const EngineStatus status = alone.engine().status();
+        EXPECT_EQ(status.kv_tokens_free, status.kv_tokens_total);
+    }
+    EXPECT_EQ(alone.preemptions(), 0u);
+    EXPECT_EQ(alone.engine().status().preemptions, 0u);
+}
+
+// C11: a pass is made in pieces between requests, and no row of it twice.
+TEST(PrefixCacheEngine, RequestsInterruptRepliesOnTheirWayIntoTheCache) {
+    std::mt19937 random(5);
+    LocalEngineOptions options = cached_options(100, 2, 20);
+    options.scheduler.prefill_slice = 1e-9;  // one block a step
+    const GenerationRequest first = request_of(random_tokens(random, 100), 640);
+    GenerationRequest second = request_of(random_tokens(random, 40), 10);
+    ReplyCollector collector;
+    Engine* engine_now = nullptr;
+    std::atomic<bool> ready = false;
+    std::uint64_t background_rows = 0, interruptions = 0, late = 0, pending_at_first = 0;
+    bool waiting = false;
+    options.on_step = [&](const StepRecord& record) {
+        while (!ready)
+            std::this_thread::yield();
+        if (record.background) {
+            if (background_rows == 0) {
+                pending_at_first = engine_now->status().reprefill_pending + record.rows;
+            }
+            background_rows += record.rows;
+            late += waiting ? 1 : 0;
+            if (interruptions < 5) {
+                ++interruptions;
+                second.prompt[0] = TokenId(static_cast<int>(interruptions));
+                engine_now->submit(second, collector).value();
+                waiting = true;
+            }
+        } else {
+            waiting = false;
+        }
+    };
+    const auto engine = make_fake_engine(options);
+    engine_now = engine.get();
+    const RequestId id = engine->submit(first, collector).value();
+    ready = true;
+    collector.wait_for(6);
+    while (engine->status().reprefill_pending > 0)
+        std::this_thread::yield();
+    EXPECT_EQ(interruptions, 5u);
+    EXPECT_EQ(late, 0u);
+    // 740 tokens: eleven blocks, of which the prompt had left one.
+    EXPECT_EQ(pending_at_first, 640u);
+    EXPECT_EQ(background_rows, 640u);
+    const EngineStatus status = engine->status();
+    EXPECT_EQ(status.kv_tokens_free, status.kv_tokens_total);
+    GenerationRequest next = first;
+    const CollectedReply reply = collector.reply(id);
+    next.prompt.insert(next.prompt.end(), reply.tokens.begin(), reply.tokens.end());
+    next.max_tokens = 5;
+    const RequestId again = engine->submit(next, collector).value();
+    collector.wait_for(7);
+    EXPECT_EQ(collector.reply(again).cached, 704u);
+    EXPECT_EQ(collector.reply(again).tokens, expected_reply(next, 7, 0, 6400).tokens);
+}
+
 }  // namespace
 }  // namespace percheron::engine::testing
