@@ -72,8 +72,7 @@ Result<FirstToken> send(Engine& engine, const std::vector<TokenId>& prompt) {
     request.sampling.temperature = 0;
     request.max_tokens = 1;
     OneToken sink;
-    PERCHERON_ASSIGN([[maybe_unused]] const RequestId id,
-                     engine.submit(std::move(request), sink));
+    PERCHERON_ASSIGN([[maybe_unused]] const RequestId id, engine.submit(std::move(request), sink));
     return sink.wait();
 }
 
@@ -91,7 +90,7 @@ Status measure(const Arguments& arguments) {
     std::mt19937 random(1);
     std::vector<TokenId> prompt;
     while (prompt.size() < arguments.prompt) {
-        const TokenId token(static_cast<int>(random() % tokenizer.size()));
+        const auto token = static_cast<TokenId>(random() % tokenizer.size());
         if (!tokenizer.is_added(token)) prompt.push_back(token);
     }
     PERCHERON_ASSIGN(const FirstToken cold, send(*engine, prompt));

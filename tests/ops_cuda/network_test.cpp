@@ -50,9 +50,11 @@ struct Machine {
         new_caches(config, pages, slots);
     }
 
-    void new_caches(const model::ModelConfig& config, std::uint32_t pages, std::uint32_t slots) {
-        caches = must(cache::CacheStore::create(
-            cache::CacheShape::of(config, DType::bf16, verify_rows), pages, slots, *backend));
+    void new_caches(const model::ModelConfig& config, std::uint32_t pages, std::uint32_t slots,
+                    std::uint32_t checkpoints = 0) {
+        caches =
+            must(cache::CacheStore::create(cache::CacheShape::of(config, DType::bf16, verify_rows),
+                                           pages, slots, *backend, checkpoints));
     }
 
     static Machine on_cuda(const model::ModelConfig& config, model::WeightSource& weights,
@@ -160,6 +162,54 @@ KERNEL_TEST(network_chunks_and_graphs_change_no_bit) {
     for (int again = 0; again < 3; ++again)
         CHECK_THAT(same_bits(whole_life(machine, ids, 300, 512), expected), "repeat %d differs",
                    again);
+}
+
+// Promise 3 on the device: from a checkpoint, in another slot that somebody used before, on the
+// pages of the first, everything behind it has the same bits.
+KERNEL_TEST(network_resumes_from_a_checkpoint) {
+    const model::ModelConfig config = cuda_config();
+    const std::vector<TokenId> ids = tests::random_tokens(260, config.vocabulary, 31);
+    const std::span<const TokenId> all(ids);
+    FormattedWeights weights(6, mixed(WeightFormat::w4a16));
+    Machine cuda = Machine::on_cuda(config, weights, 16, 3);
+    cuda.new_caches(config, 16, 3, 2);
+    for (const std::size_t at : {64, 128, 192}) {
+        const auto position = static_cast<Position>(at);
+        std::vector<PageId> pages = pages_from(0, 5);
+        SequenceRunner first(*cuda.network, cuda.caches->views(), RequestSlot(1), pages);
+        Machine::must(first.prefill(all.first(at), 64));
+        cuda.caches->save(RequestSlot(1), position, CheckpointId(1));
+        std::vector<float> expected = Machine::must(first.prefill(all.subspan(at, 250 - at), 128));
+        for (std::size_t i = 250; i < 255; ++i) {
+            const auto more = Machine::must(first.decode(all.subspan(i, 1)));
+            expected.insert(expected.end(), more.begin(), more.end());
+        }
+
+        SequenceRunner stranger(*cuda.network, cuda.caches->views(), RequestSlot(2),
+                                pages_from(5, 5));
+        Machine::must(stranger.prefill(all.subspan(3, 203), 128));
+
+        // The blocks behind the checkpoint are its own.
+        for (std::size_t block = at / 64; block < pages.size(); ++block)
+            pages[block] = PageId(static_cast<std::uint32_t>(10 + block));
+        cuda.caches->restore(RequestSlot(2), position, CheckpointId(1));
+        SequenceRunner second(*cuda.network, cuda.caches->views(), RequestSlot(2), pages);
+        second.resume_at(position);
+        std::vector<float> ours = Machine::must(second.prefill(all.subspan(at, 250 - at), 64));
+        for (std::size_t i = 250; i < 255; ++i) {
+            const auto more = Machine::must(second.decode(all.subspan(i, 1)));
+            ours.insert(ours.end(), more.begin(), more.end());
+        }
+        CHECK_THAT(same_bits(ours, expected), "another bit behind a checkpoint at %zu", at);
+
+        // And without the checkpoint it is not so: the test sees what it is about.
+        cuda.caches->clear_slot(RequestSlot(2));
+        SequenceRunner third(*cuda.network, cuda.caches->views(), RequestSlot(2), pages);
+        third.resume_at(position);
+        const auto other = Machine::must(third.prefill(all.subspan(at, 250 - at), 64));
+        CHECK_THAT(!std::equal(other.begin(), other.end(), ours.begin()),
+                   "the state at %zu changes nothing", at);
+    }
 }
 
 KERNEL_TEST(network_verification_equals_decoding) {

@@ -21,6 +21,9 @@ class SequenceRunner {
 
     Position length() const { return length_; }
 
+    // The slot holds the state of `position` tokens, the pages all of theirs: go on from there.
+    void resume_at(Position position) { length_ = state_ = position; }
+
     // Called after every step with the step's row count, while the network still holds its rows.
     std::function<void(std::size_t rows)> after_step;
     std::span<const ops::EmbeddingOverride> overrides;  // rows counted from the prompt's start
