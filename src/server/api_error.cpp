@@ -50,7 +50,7 @@ std::string_view anthropic_type_of(int status) {
 
 // An engine's sentence about a field begins with the field's name.
 std::string field_named_by(std::string_view message) {
-    constexpr std::array<std::string_view, 15> fields{"temperature",
+    constexpr std::array<std::string_view, 16> fields{"temperature",
                                                       "top_p",
                                                       "min_p",
                                                       "top_k",
@@ -64,7 +64,8 @@ std::string field_named_by(std::string_view message) {
                                                       "max_tokens",
                                                       "min_tokens",
                                                       "stop_token_ids",
-                                                      "thinking_budget"};
+                                                      "thinking_budget",
+                                                      "loop_guard"};
     const std::string_view first = message.substr(0, message.find(' '));
     return std::find(fields.begin(), fields.end(), first) == fields.end() ? "" : std::string(first);
 }

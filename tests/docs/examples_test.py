@@ -46,6 +46,10 @@ class Examples(unittest.TestCase):
         )
         self.assertEqual(run.returncode, 0, run.stderr)
         reply = json.loads(run.stdout)
+        # Depths follow the machine's speed: how many drafts there were is not the same everywhere.
+        draft = reply["usage"].pop("draft")
+        self.assertEqual(draft.keys(), shown["usage"].pop("draft").keys())
+        self.assertGreater(draft["accepted"], 0)
         self.assertEqual(reply["choices"], shown["choices"])
         self.assertEqual(reply["usage"], shown["usage"])
         self.assertEqual(shape(reply), shape(shown))
