@@ -2,7 +2,7 @@
 
 namespace percheron::tools {
 
-Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp) {
+Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp, bool pays) {
     const std::string& name = wish.proposer;
     if (name == "dflash2") {
         return Error(ErrorCode::unsupported,
@@ -29,7 +29,7 @@ Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp)
                      "--draft mtp needs an MTP layer in the model's files and a device that "
                      "computes it; take copy or off");
     }
-    options.mtp = name == "mtp" || (name == "auto" && has_mtp);
+    options.mtp = name == "mtp" || (name == "auto" && has_mtp && pays);
     options.copy = name != "mtp";
     options.adaptive = !wish.depth;
     options.depth = wish.depth.value_or(deepest_adaptive_draft);

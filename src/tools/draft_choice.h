@@ -1,6 +1,7 @@
 // `--draft` and `--draft-depth`: which proposers an engine is started with.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,9 +20,13 @@ struct DraftWish {
 inline constexpr std::uint32_t deepest_draft = 15;
 inline constexpr std::uint32_t deepest_adaptive_draft = 7;
 
-// `has_mtp`: the files hold the model's layer and the backend computes it.
+// A pass of the MTP layer costs about a layer and the head.  Beside fewer layers than this its
+// rounds have been measured to cost what they gain, so that auto leaves it out.
+inline constexpr std::size_t layers_worth_a_pass = 16;
+
+// `has_mtp`: the files hold the model's layer and the backend computes it.  `pays`: auto takes it.
 // Errors: invalid_argument (a name or depth that does not exist, a depth without a proposer),
 // unsupported (mtp without a layer, a proposer that is not built).
-Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp);
+Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp, bool pays = true);
 
 }  // namespace percheron::tools

@@ -90,7 +90,9 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                   network_options.max_rows));
 
     const bool has_mtp = config.mtp_layers > 0 && parts.backend->mtp() != nullptr;
-    PERCHERON_ASSIGN(const draft::DraftOptions drafting, choose_drafting(options.draft, has_mtp));
+    PERCHERON_ASSIGN(
+        const draft::DraftOptions drafting,
+        choose_drafting(options.draft, has_mtp, config.layers() >= layers_worth_a_pass));
     // All of a few streams draft as deep as they like; many share what there is.
     constexpr std::uint32_t deep_streams = 8;
     const std::uint32_t draft_rows = deep_streams * drafting.depth;

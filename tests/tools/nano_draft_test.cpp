@@ -225,7 +225,8 @@ TEST_F(NanoDraft, AnImageInThePromptIsDraftedBehind) {
     asked[0].prompt.insert(asked[0].prompt.begin() + 3, image.count, placeholder);
     asked[0].images = {image};
     const Replies expected = run(*load({"off", {}}), asked, true);
-    for (const char* proposer : {"auto", "copy"}) {
+    for (const char* proposer : {"mtp", "copy"}) {
+        if (proposer == std::string("mtp") && !has_mtp()) continue;
         const Replies drafted = run(*load({proposer, 3}), asked, true);
         EXPECT_EQ(drafted.tokens, expected.tokens) << proposer;
         EXPECT_GT(drafted.rounds, 0u) << proposer;
@@ -262,6 +263,8 @@ TEST(DraftChoice, NamesWhatCannotBe) {
     const draft::DraftOptions without = choose_drafting({"auto", 4}, false).value();
     EXPECT_TRUE(!without.mtp && without.copy && !without.adaptive);
     EXPECT_EQ(without.depth, 4u);
+    EXPECT_FALSE(choose_drafting({"auto", {}}, true, false)->mtp);
+    EXPECT_TRUE(choose_drafting({"mtp", {}}, true, false)->mtp);
     const draft::DraftOptions mtp = choose_drafting({"mtp", 5}, true).value();
     EXPECT_TRUE(mtp.mtp && !mtp.copy && !mtp.adaptive);
 }
