@@ -201,8 +201,7 @@ struct EngineEvents {
     std::vector<Logprobs> logprobs;
 
     bool empty() const {
-        return admitted.empty() && prompt_scores.empty() && runs.empty() &&
-               finished.empty();
+        return admitted.empty() && prompt_scores.empty() && runs.empty() && finished.empty();
     }
     void clear() {
         admitted.clear();
@@ -234,9 +233,9 @@ struct EngineDescription {
     std::uint32_t page_tokens = 64;
     std::uint32_t max_running = 0;
     std::vector<TokenId> stop_tokens;
-    std::string proposer;  // empty without speculation
+    std::string proposer;   // empty without speculation
     bool grammars = false;  // requests may carry a grammar; false: submit() refuses them
-    bool vision = false;   // requests may hold images; false: submit() refuses them as unsupported
+    bool vision = false;    // requests may hold images; false: submit() refuses them as unsupported
 };
 
 // What an engine is doing, at the end of its latest step.

@@ -90,7 +90,7 @@ void TokenCommit::write_events(const Sequence& sequence, TokenId token,
     EngineEvents& events = events_.of(sequence.sink);
     // Tokens of one sequence come one behind the other.
     const bool same_run = !events.runs.empty() && events.runs.back().request == sequence.request &&
-                         events.runs.back().choice == sequence.choice;
+                          events.runs.back().choice == sequence.choice;
     if (!same_run) {
         EngineEvents::Tokens start;
         start.request = sequence.request;
