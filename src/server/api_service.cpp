@@ -61,8 +61,8 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
                  "\"Authorization: Bearer KEY\"",
                  ""};
         const bool page = match.route != nullptr && match.route->handler == serve_page;
-        HttpResponse response = page ? page_for_key(request.path)
-                                     : error_response(error, match.error_form);
+        HttpResponse response =
+            page ? page_for_key(request.path) : error_response(error, match.error_form);
         response.headers.push_back({"WWW-Authenticate", "Bearer"});
         ++state_.metrics.http_replies[401];
         return response;

@@ -63,7 +63,7 @@ class NanoEngine : public ::testing::Test {
         options.max_running = 8;
         options.threads = 1;
         options.draft.proposer = "off";  // nano_draft_test.cpp
-        options.prefix_cache = false;  // every prompt is computed; nano_prefix_test.cpp has it on
+        options.prefix_cache = false;    // every prompt is computed; nano_prefix_test.cpp has it on
         const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
         options.device = device != nullptr ? device : "cpu";
         return options;
