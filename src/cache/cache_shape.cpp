@@ -34,7 +34,6 @@ CacheShape CacheShape::of(const model::ModelConfig& config, DType kv_dtype,
     shape.ring = std::max(taps, taps - 1 + uncommitted_rows);
     shape.tail_ring = static_cast<std::uint32_t>(config.index_pool) + uncommitted_rows;
     shape.conv_history = taps - 1;
-    shape.hidden = mtp ? config.hidden : 0;
     return shape;
 }
 
@@ -75,13 +74,8 @@ std::size_t CacheShape::checkpoint_conv_floats() const {
     return whole_lines(kda_layers * conv_history * conv_row_floats());
 }
 
-std::size_t CacheShape::checkpoint_hidden_floats() const {
-    return whole_lines(hidden);
-}
-
 Bytes CacheShape::checkpoint_bytes() const {
-    return sizeof(float) *
-           (checkpoint_state_floats() + checkpoint_conv_floats() + checkpoint_hidden_floats());
+    return sizeof(float) * (checkpoint_state_floats() + checkpoint_conv_floats());
 }
 
 Result<DType> kv_dtype_of(std::string_view name, ops::Arithmetic arithmetic) {

@@ -32,7 +32,6 @@ struct CacheShape {
 
     // Per checkpoint, beside the KDA states.
     std::uint32_t conv_history = 3;  // conv rows that the position behind it reads
-    std::size_t hidden = 0;          // numbers of the trunk's last hidden row; 0 without MTP
 
     // `uncommitted_rows`: the most rows a sequence can have in a step without committing them all
     // (a verification round and the rows pending from the one before); 0 without speculation.
@@ -52,11 +51,9 @@ struct CacheShape {
 
     Bytes page_bytes() const;  // of one page id over all layers
     Bytes slot_bytes() const;  // of one request slot over all layers
-    // One checkpoint's parts, in floats: all states, all conv rows [KDA layer][history][q | k | v],
-    // the hidden row.
+    // One checkpoint's parts, in floats: all states, all conv rows [KDA layer][history][q | k | v].
     std::size_t checkpoint_state_floats() const { return kda_layers * state_floats(); }
     std::size_t checkpoint_conv_floats() const;
-    std::size_t checkpoint_hidden_floats() const;
     Bytes checkpoint_bytes() const;
     std::size_t conv_row_floats() const { return 3 * kda_heads * kda_dim; }
     Bytes bytes_per_token() const { return page_bytes() / ops::page_tokens; }

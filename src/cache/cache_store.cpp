@@ -82,10 +82,6 @@ float* CacheStore::checkpoint(CheckpointId id) const {
            to_int(id) * (shape_.checkpoint_bytes() / sizeof(float));
 }
 
-float* CacheStore::checkpoint_hidden(CheckpointId id) const {
-    return checkpoint(id) + shape_.checkpoint_state_floats() + shape_.checkpoint_conv_floats();
-}
-
 void CacheStore::clear_slot(RequestSlot slot) {
     for (const Arena arena : {state, conv, kept, tails}) {
         backend_.clear(slot_part(arena, slot), slot_arena_bytes(arena));

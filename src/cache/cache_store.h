@@ -6,7 +6,7 @@
 //   conv     [slot][KDA layer][ring][q | k | v]           fp32
 //   kept     [slot][KDA layer][ring][kept row]            fp32
 //   tails    [slot][sparse layer][tail ring][2][index dim] fp32
-//   saved    [checkpoint][states | conv rows | hidden row]  fp32 (CacheShape)
+//   saved    [checkpoint][states | conv rows]              fp32 (CacheShape)
 //
 // Page and slot are the outermost index, so that what belongs to one of them lies together: a slot
 // is cleared by one write an arena, and a page moves as one block.
@@ -43,8 +43,6 @@ class CacheStore {
     // steps.
     void save(RequestSlot slot, Position position, CheckpointId checkpoint);
     void restore(RequestSlot slot, Position position, CheckpointId checkpoint);
-    // The checkpoint's room for the trunk's hidden row of position - 1, with MTP.
-    float* checkpoint_hidden(CheckpointId checkpoint) const;
 
   private:
     enum Arena : std::size_t { latents, pooled, state, conv, kept, tails, saved, arena_count };

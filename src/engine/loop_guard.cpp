@@ -18,6 +18,10 @@ constexpr std::uint32_t needed(std::size_t cycle) {
 
 }  // namespace
 
+LoopGuard::LoopGuard() {
+    latest_.reserve(4 * kept);
+}
+
 bool LoopGuard::observe(TokenId token) {
     // Kept in one piece; moved to the front once in a while.
     if (latest_.size() == 4 * kept) {
@@ -41,22 +45,21 @@ bool LoopGuard::in_a_cycle(TokenId token) {
 }
 
 bool LoopGuard::nearly_one_token(TokenId token) {
-    ++counts_[token];
-    if (latest_.size() >= kept) {
-        const auto leaving = counts_.find(latest_[latest_.size() - kept]);
-        if (--leaving->second == 0) counts_.erase(leaving);
-    }
     if (latest_.size() + 1 < kept) return false;
-    constexpr auto many = static_cast<std::uint32_t>(one_token_share * kept);  // 1,945.6
-    if (counts_.at(token) > many) candidate_ = token;
-    const auto candidate = counts_.find(candidate_);
-    return candidate != counts_.end() && candidate->second > many;
+    if (fills_the_latest(token, token)) candidate_ = token;
+    return fills_the_latest(candidate_, token);
+}
+
+// Whether `token` is nearly all of the last shortest_evidence tokens, `next` the newest of them.
+bool LoopGuard::fills_the_latest(TokenId token, TokenId next) const {
+    constexpr auto many = static_cast<std::ptrdiff_t>(one_token_share * kept);  // 1,945.6
+    const auto first = latest_.end() - static_cast<std::ptrdiff_t>(kept - 1);
+    return std::count(first, latest_.end(), token) + (next == token ? 1 : 0) > many;
 }
 
 void LoopGuard::forget() {
     latest_.clear();
     repeated_.fill(0);
-    counts_.clear();
 }
 
 }  // namespace percheron::engine

@@ -174,9 +174,6 @@ TEST(CacheStore, CheckpointsBringBackStatesAndConvRows) {
             positions[id] = 64 * (1 + random() % 50);
             const auto slot = static_cast<RequestSlot>(random() % slots);
             fill(slot, positions[id], static_cast<float>(1000 * (id + 1)));
-            if (mtp) {
-                std::fill_n(store->checkpoint_hidden(CheckpointId(id)), config.hidden, -1.0f);
-            }
             store->save(slot, positions[id], CheckpointId(id));
         }
         for (int i = 0; i < 20; ++i) {
@@ -190,11 +187,6 @@ TEST(CacheStore, CheckpointsBringBackStatesAndConvRows) {
             ASSERT_EQ(
                 store->views().kda[0].state[to_int(other) * store->views().kda[0].state_stride],
                 5.0f);
-            if (mtp) {
-                const float* const hidden = store->checkpoint_hidden(CheckpointId(id));
-                ASSERT_EQ(std::count(hidden, hidden + config.hidden, -1.0f),
-                          static_cast<long>(config.hidden));
-            }
         }
     }
 }

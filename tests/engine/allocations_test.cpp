@@ -70,7 +70,8 @@ TEST(Allocations, AStepOfDecodingMakesNone) {
             request.sampling.seed = i;
             request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;
             request.max_tokens = 200;  // over several pages
-            request.ignore_eos = true;
+            request.min_tokens = 200;
+            request.loop_guard = true;  // looks on, and keeps tokens
             ASSERT_TRUE(engine->submit(std::move(request), sink).ok());
         }
         sink.all_ended.wait();

@@ -3,22 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include "core/logging.h"
 #include "engine/fake_network.h"
 #include "engine/reply_collector.h"
+#include "support/quiet_log.h"
 
 namespace percheron::engine::testing {
 namespace {
-
-class Quiet final : public LogSink {
-  public:
-    Quiet() : before_(set_log_sink(this)) {}
-    ~Quiet() override { set_log_sink(before_); }
-    void write(LogLevel, std::string_view) override {}
-
-  private:
-    LogSink* before_;
-};
 
 GenerationRequest request_of(std::mt19937& random, bool thinking) {
     GenerationRequest request;
@@ -133,7 +123,7 @@ class BrokenGrammar final : public OutputGrammar {
 };
 
 TEST(Constraint, FaultsEndThatChoiceAloneByName) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     std::mt19937 random(5);
     const auto engine = make_fake_engine(fake_options(50, 4));
     GenerationRequest healthy = request_of(random, false);

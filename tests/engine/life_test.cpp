@@ -9,26 +9,15 @@
 
 #include <gtest/gtest.h>
 
-#include "core/logging.h"
 #include "engine/fake_network.h"
 #include "engine/reply_collector.h"
 #include "engine/request_check.h"
+#include "support/quiet_log.h"
 
 namespace percheron::engine::testing {
 namespace {
 
 // Failures are logged on purpose here.
-class Quiet final : public LogSink {
-  public:
-    Quiet() : before_(set_log_sink(this)) {}
-    ~Quiet() override { set_log_sink(before_); }
-    void write(LogLevel, std::string_view) override { ++lines; }
-    std::atomic<int> lines = 0;
-
-  private:
-    LogSink* before_;
-};
-
 GenerationRequest simple_request(std::uint32_t prompt, std::uint32_t output, unsigned seed = 1) {
     GenerationRequest request;
     std::mt19937 random(seed);
@@ -287,7 +276,7 @@ TEST(Life, LogprobsComeWithEveryTokenThatAsksForThem) {
 
 // Broken logits end one choice by name; those beside it go on as if nothing were.
 TEST(Life, ANumericalFaultEndsOneRequestByName) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     for (const float poison : {std::nanf(""), std::numeric_limits<float>::infinity(), 0.0f}) {
         auto network = std::make_unique<FakeNetwork>();
         std::atomic<int> spoilt = 0;
@@ -332,7 +321,7 @@ TEST(Life, ANumericalFaultEndsOneRequestByName) {
 }
 
 TEST(Life, ADeadStepLoopTellsEverybodyAndRefusesTheNext) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     for (const int steps_before : {0, 1, 5}) {
         auto network = std::make_unique<FakeNetwork>();
         int step = 0;

@@ -15,8 +15,7 @@
 #include "core/logging.h"
 #include "engine/reply_collector.h"
 #include "text/tokenizer.h"
-#include "tools/load_engine.h"
-#include "tools/model_path.h"
+#include "tools/nano_model.h"
 
 namespace percheron::tools {
 namespace {
@@ -25,63 +24,28 @@ using engine::StepRecord;
 using engine::testing::CollectedReply;
 using engine::testing::ReplyCollector;
 
-class Quiet final : public LogSink {
-  public:
-    Quiet() : before_(set_log_sink(this)) {}
-    ~Quiet() override { set_log_sink(before_); }
-    void write(LogLevel, std::string_view) override {}
-
-  private:
-    LogSink* before_;
-};
-
-class NanoDraft : public ::testing::Test {
+class NanoDraft : public NanoModel {
   protected:
-    static const std::filesystem::path& folder() {
-        static const std::filesystem::path path = resolve_model("").value();
-        return path;
-    }
-    static const Tokenizer& tokenizer() {
-        static const Tokenizer instance = Tokenizer::load(folder() / "tokenizer.json").value();
-        return instance;
-    }
     static std::unique_ptr<Engine> load(const DraftWish& wish, std::uint32_t threads = 1,
                                         std::function<void(const StepRecord&)> on_step = {}) {
-        LoadOptions options;
-        options.folder = folder();
-        options.kv_memory = Bytes{96} << 20;
-        options.max_running = 8;
-        options.threads = threads;
-        const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
-        options.device = device != nullptr ? device : "cpu";
-        options.draft = wish;
-        options.on_step = std::move(on_step);
-        auto engine = load_engine(options, tokenizer());
-        EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message());
-        return std::move(engine).value();
-    }
-    static std::vector<TokenId> text_ids(const char* file) {
-        std::ifstream in(std::string(PERCHERON_SOURCE_DIR) + file);
-        std::stringstream text;
-        text << in.rdbuf();
-        return tokenizer().encode(text.str());
+        LoadOptions wanted = options(Bytes{96} << 20, 8);
+        wanted.threads = threads;
+        wanted.draft = wish;
+        wanted.on_step = std::move(on_step);
+        return NanoModel::load(wanted);
     }
 
     // Eight requests that have between them everything that looks at tokens before a token.
     static std::vector<GenerationRequest> requests(std::uint32_t output) {
         std::mt19937 random(5);
-        const std::array<std::vector<TokenId>, 3> texts = {text_ids("/include/percheron/engine.h"),
-                                                           text_ids("/docs/SCHEDULER.md"),
-                                                           text_ids("/README.md")};
         std::vector<GenerationRequest> result;
         // Prompts that end around edges of pools, pages and chunks.
         const std::array<std::size_t, 8> lengths = {61, 64, 65, 127, 130, 200, 515, 90};
         for (std::size_t i = 0; i < lengths.size(); ++i) {
             GenerationRequest request;
-            const std::vector<TokenId>& text = texts[i % texts.size()];
-            const std::size_t first = random() % (text.size() - lengths[i]);
-            request.prompt.assign(text.begin() + static_cast<std::ptrdiff_t>(first),
-                                  text.begin() + static_cast<std::ptrdiff_t>(first + lengths[i]));
+            const std::size_t first = random() % (text().size() - lengths[i]);
+            request.prompt.assign(text().begin() + static_cast<std::ptrdiff_t>(first),
+                                  text().begin() + static_cast<std::ptrdiff_t>(first + lengths[i]));
             request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
             request.sampling.top_p = i % 4 == 1 ? 0.95f : 1.0f;
             request.sampling.seed = random();
@@ -147,7 +111,7 @@ class NanoDraft : public ::testing::Test {
 };
 
 TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     const std::vector<GenerationRequest> asked = requests(130);
     const Replies expected = run(*load({"off", {}}), asked, false);
     EXPECT_GT(expected.generated, 1000u);
@@ -190,7 +154,7 @@ TEST_F(NanoDraft, TheFirstDraftOfTheModelsOwnLayerIsMostlyRight) {
         EXPECT_FALSE(load_engine(options, tokenizer()).ok());
         return;
     }
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     for (const float temperature : {0.0f, 1.0f}) {
         std::vector<GenerationRequest> asked = requests(100);
         asked.resize(6);
@@ -209,7 +173,7 @@ TEST_F(NanoDraft, TheFirstDraftOfTheModelsOwnLayerIsMostlyRight) {
 }
 
 TEST_F(NanoDraft, AnImageInThePromptIsDraftedBehind) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     auto canvas = std::make_shared<ImageCanvas>();
     canvas->height = canvas->width = 28 * 4;
     canvas->pixels.assign(std::size_t{3} * canvas->height * canvas->width, 90);
@@ -234,9 +198,8 @@ TEST_F(NanoDraft, AnImageInThePromptIsDraftedBehind) {
 }
 
 TEST_F(NanoDraft, CopiesOfALongTextGoSeveralTokensARound) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     // A text said twice: the reply goes on with it.
-    const std::vector<TokenId> text = text_ids("/docs/SCHEDULER.md");
     GenerationRequest request;
     request.prompt.assign(text.begin(), text.begin() + 300);
     request.prompt.insert(request.prompt.end(), text.begin(), text.begin() + 200);

@@ -24,8 +24,7 @@
 #include "ops/cpu/cpu_backend.h"
 #include "ops/image_patches.h"
 #include "text/tokenizer.h"
-#include "tools/load_engine.h"
-#include "tools/model_path.h"
+#include "tools/nano_model.h"
 #include "vision/image.h"
 #include "vision/patches.h"
 
@@ -36,66 +35,26 @@ using engine::StepRecord;
 using engine::testing::CollectedReply;
 using engine::testing::ReplyCollector;
 
-class Quiet final : public LogSink {
-  public:
-    Quiet() : before_(set_log_sink(this)) {}
-    ~Quiet() override { set_log_sink(before_); }
-    void write(LogLevel, std::string_view) override {}
-
-  private:
-    LogSink* before_;
-};
-
-class NanoEngine : public ::testing::Test {
+class NanoEngine : public NanoModel {
   protected:
-    static const std::filesystem::path& folder() {
-        static const std::filesystem::path path = resolve_model("").value();
-        return path;
-    }
-    static const Tokenizer& tokenizer() {
-        static const Tokenizer instance = Tokenizer::load(folder() / "tokenizer.json").value();
-        return instance;
-    }
     static LoadOptions small_options() {
-        LoadOptions options;
-        options.folder = folder();
-        options.kv_memory = Bytes{64} << 20;
-        options.max_running = 8;
-        options.threads = 1;
-        options.draft.proposer = "off";  // nano_draft_test.cpp
-        options.prefix_cache = false;    // every prompt is computed; nano_prefix_test.cpp has it on
-        const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
-        options.device = device != nullptr ? device : "cpu";
-        return options;
-    }
-    static std::unique_ptr<Engine> load(const LoadOptions& options) {
-        auto engine = load_engine(options, tokenizer());
-        EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message());
-        return std::move(engine).value();
+        LoadOptions result = options(Bytes{64} << 20, 8);
+        result.draft.proposer = "off";  // nano_draft_test.cpp
+        result.prefix_cache = false;    // every prompt is computed; nano_prefix_test.cpp has it on
+        return result;
     }
 
-    // Text-like prompts of given lengths: pieces of a source file that is always there.
+    // Prompts of given lengths: pieces of the text.
     static std::vector<GenerationRequest> requests(unsigned seed, const std::vector<int>& lengths,
                                                    std::uint32_t output) {
         std::mt19937 random(seed);
-        std::string text;
-        for (const char* file :
-             {"/README.md", "/docs/SCHEDULER.md", "/include/percheron/engine.h"}) {
-            if (std::FILE* in =
-                    std::fopen((std::string(PERCHERON_SOURCE_DIR) + file).c_str(), "r")) {
-                char buffer[65536];
-                text.append(buffer, std::fread(buffer, 1, sizeof buffer, in));
-                std::fclose(in);
-            }
-        }
-        const std::vector<TokenId> ids = tokenizer().encode(text);
         std::vector<GenerationRequest> result;
         for (std::size_t i = 0; i < lengths.size(); ++i) {
             GenerationRequest request;
             const auto length = static_cast<std::size_t>(lengths[i]);
-            const std::size_t first = random() % (ids.size() - length);
-            request.prompt.assign(ids.begin() + static_cast<std::ptrdiff_t>(first),
-                                  ids.begin() + static_cast<std::ptrdiff_t>(first + length));
+            const std::size_t first = random() % (text().size() - length);
+            request.prompt.assign(text().begin() + static_cast<std::ptrdiff_t>(first),
+                                  text().begin() + static_cast<std::ptrdiff_t>(first + length));
             request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
             request.sampling.top_p = 0.95f;
             request.sampling.seed = random();
@@ -154,7 +113,7 @@ class NanoEngine : public ::testing::Test {
     }
 
     static std::vector<std::vector<TokenId>> alone(const std::vector<GenerationRequest>& requests) {
-        const Quiet quiet;
+        const tests::QuietLog quiet;
         LoadOptions options = small_options();
         options.max_running = 1;
         const std::unique_ptr<Engine> engine = load(options);
@@ -172,7 +131,7 @@ class NanoEngine : public ::testing::Test {
 TEST_F(NanoEngine, EightTogetherGiveTheIdsOfEachAlone) {
     const auto requests = this->requests(1, {1, 63, 64, 65, 130, 300, 513, 700}, 60);
     const auto expected = alone(requests);
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     for (const auto& [threads, chunk] : {std::pair{1u, 192u}, {2u, 64u}, {2u, 512u}}) {
         {
             LoadOptions options = small_options();
@@ -211,7 +170,7 @@ TEST_F(NanoEngine, EightTogetherGiveTheIdsOfEachAlone) {
 TEST_F(NanoEngine, PreemptedRequestsGiveTheirUnpreemptedIds) {
     const auto requests = this->requests(2, {130, 180}, 230);
     const auto expected = alone(requests);
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     const auto shape =
         cache::CacheShape::of(checkpoint::read_config(folder()).value(), DType::bf16);
     for (const std::uint32_t refeed_rows : {1u, 8u}) {
@@ -236,7 +195,7 @@ TEST_F(NanoEngine, PreemptedRequestsGiveTheirUnpreemptedIds) {
 
 // Promise 5: under full load the plan agrees with the operating system within 1 % or 48 MiB.
 TEST_F(NanoEngine, ThePlanAgreesWithTheOperatingSystem) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     const auto shape =
         cache::CacheShape::of(checkpoint::read_config(folder()).value(), DType::bf16);
     constexpr std::uint32_t streams = 64;
@@ -317,7 +276,7 @@ TEST_F(NanoEngine, TheTowerAsksForWhatItSays) {
 
 // Two pictures of the goldens beside running text: the ids of transformers, once encoded.
 TEST_F(NanoEngine, GoldenImagesGiveTheirGoldenReplies) {
-    const Quiet quiet;
+    const tests::QuietLog quiet;
     const std::filesystem::path numbers =
         std::filesystem::path(PERCHERON_SOURCE_DIR) / "tests/data/nano_vision_golden";
     const auto golden = tests::GoldenFile::open(numbers).value();

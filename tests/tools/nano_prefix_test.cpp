@@ -16,8 +16,7 @@
 #include "core/logging.h"
 #include "engine/reply_collector.h"
 #include "text/tokenizer.h"
-#include "tools/load_engine.h"
-#include "tools/model_path.h"
+#include "tools/nano_model.h"
 
 namespace percheron::tools {
 namespace {
@@ -25,55 +24,13 @@ namespace {
 using engine::testing::CollectedReply;
 using engine::testing::ReplyCollector;
 
-class Quiet final : public LogSink {
-  public:
-    Quiet() : before_(set_log_sink(this)) {}
-    ~Quiet() override { set_log_sink(before_); }
-    void write(LogLevel, std::string_view) override {}
-
-  private:
-    LogSink* before_;
-};
-
-class NanoPrefix : public ::testing::Test {
+class NanoPrefix : public NanoModel {
   protected:
-    static const std::filesystem::path& folder() {
-        static const std::filesystem::path path = resolve_model("").value();
-        return path;
-    }
-    static const Tokenizer& tokenizer() {
-        static const Tokenizer instance = Tokenizer::load(folder() / "tokenizer.json").value();
-        return instance;
-    }
     static LoadOptions options_with(bool cache) {
-        LoadOptions options;
-        options.folder = folder();
-        options.kv_memory = Bytes{96} << 20;
-        options.max_running = 6;
-        options.threads = 1;
-        options.prefix_cache = cache;
-        options.scheduler.prefill_rows = 192;
-        const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
-        options.device = device != nullptr ? device : "cpu";
-        return options;
-    }
-    static std::unique_ptr<Engine> load(const LoadOptions& options) {
-        const Quiet quiet;
-        auto engine = load_engine(options, tokenizer());
-        EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message());
-        return std::move(engine).value();
-    }
-    // Ids of text that is always there.
-    static const std::vector<TokenId>& text() {
-        static const std::vector<TokenId> ids = [] {
-            std::string all;
-            for (const char* file : {"/README.md", "/docs/SCHEDULER.md", "/docs/TESTING.md"}) {
-                std::ifstream in(std::string(PERCHERON_SOURCE_DIR) + file, std::ios::binary);
-                all.append(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-            }
-            return tokenizer().encode(all);
-        }();
-        return ids;
+        LoadOptions result = options(Bytes{96} << 20, 6);
+        result.prefix_cache = cache;
+        result.scheduler.prefill_rows = 192;
+        return result;
     }
     static void append_text(GenerationRequest& request, std::uint32_t first, std::uint32_t count) {
         const auto begin =
