@@ -201,8 +201,8 @@ TEST_F(NanoDraft, CopiesOfALongTextGoSeveralTokensARound) {
     const tests::QuietLog quiet;
     // A text said twice: the reply goes on with it.
     GenerationRequest request;
-    request.prompt.assign(text.begin(), text.begin() + 300);
-    request.prompt.insert(request.prompt.end(), text.begin(), text.begin() + 200);
+    request.prompt.assign(text().begin(), text().begin() + 300);
+    request.prompt.insert(request.prompt.end(), text().begin(), text().begin() + 200);
     request.sampling.temperature = 0;
     request.max_tokens = 100;
     request.ignore_eos = true;
