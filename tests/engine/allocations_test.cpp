@@ -52,15 +52,19 @@ struct Counter {
 
 TEST(Allocations, AStepOfDecodingMakesNone) {
     Counter counter;
+    std::latch all_submitted{1};  // or the first might end before the last begins
     auto network = std::make_unique<FakeNetwork>();
-    network->before_forward = [&counter](const ops::RowBatch& batch) {
+    network->before_forward = [&](const ops::RowBatch& batch) {
+        all_submitted.wait();
         counter.before(batch);
         return Status();
     };
     network->spoil = [&counter](TokenId, std::span<float>) { counter.after_a_row(); };
     Waiting sink;
     {
-        const auto engine = make_fake_engine(fake_options(40, requests), std::move(network));
+        LocalEngineOptions options = fake_options(40, requests);
+        options.scheduler.decode_share = 0;  // nobody decodes before all prompts are computed
+        const auto engine = make_fake_engine(options, std::move(network));
         std::mt19937 random(5);
         for (std::uint32_t i = 0; i < requests; ++i) {
             GenerationRequest request;
@@ -74,6 +78,7 @@ TEST(Allocations, AStepOfDecodingMakesNone) {
             request.loop_guard = true;  // looks on, and keeps tokens
             ASSERT_TRUE(engine->submit(std::move(request), sink).ok());
         }
+        all_submitted.count_down();
         sink.all_ended.wait();
     }
     EXPECT_EQ(sink.tokens, requests * 200u);

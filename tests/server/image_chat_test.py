@@ -7,11 +7,11 @@ model without a vision part that says so.
 import base64
 import json
 import struct
-import subprocess
 import sys
-import urllib.error
 import urllib.request
 import zlib
+
+from served_model import ServedModel
 
 BLIND = ("synth:layers=4,hidden=256,vocabulary=8192,experts=4,experts-per-token=2,vision=0,mtp=0,"
          "format=bf16,seed=1")
@@ -26,21 +26,9 @@ def plain_png(side, colour):
             + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
-class Server:
+class Server(ServedModel):
     def __init__(self, binary, *model):
-        self.process = subprocess.Popen(
-            [binary, "serve", *model, "--port", "0", "--kv-memory", "64MiB", "--threads", "1"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        ready = self.process.stdout.readline().split()
-        assert ready[:1] == ["ready"], ready
-        self.url = ready[1]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
+        super().__init__(binary, *model, "--kv-memory", "64MiB", "--threads", "1")
 
     def ask(self, question, *pictures, **fields):
         """(status, reply)"""
@@ -49,14 +37,7 @@ class Server:
         content.append({"type": "text", "text": question})
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0,
                 "max_tokens": 24, **fields}
-        request = urllib.request.Request(self.url + "/v1/chat/completions",
-                                         json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request) as reply:
-                return reply.status, json.load(reply)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        return self.post("/v1/chat/completions", body)
 
 
 def check(got, wanted, what):

@@ -80,44 +80,32 @@ Json joined(const std::vector<Json>& events) {
     return message;
 }
 
-// Streamed and whole, for every cut of the reply.
-Json same_for_every_cut(const std::vector<TokenId>& ids, Json request) {
-    const auto forms = all_step_forms(ids);
-    Lines lines;
-    for (const Json& steps : forms) {
-        for (int i = 0; i < 2; ++i)
-            lines.push_back({{"steps", steps}});
-    }
-    const ReplayServer server(lines);
-    request["seed"] = 5;
-    Json first;
-    for (const Json& steps : forms) {
-        SCOPED_TRACE("steps " + steps.dump());
-        request["stream"] = false;
-        Json whole = post(server, request).json();
-        request["stream"] = true;
-        Json streamed = joined(named_events(post(server, request)));
-        for (Json* message : {&whole, &streamed}) {
-            EXPECT_EQ((*message)["type"], "message");
-            EXPECT_EQ((*message)["id"].get<std::string>().substr(0, 4), "msg_");
-            message->erase("id");
-            for (Json& block : (*message)["content"]) {
-                if (block.contains("signature")) {
-                    EXPECT_NE(block["signature"], "");
-                    block.erase("signature");
-                }
-                if (block["type"] == "tool_use") {
-                    EXPECT_NE(block["id"], "");
-                    block.erase("id");
-                }
-            }
+Json without_ids(Json message) {
+    EXPECT_EQ(message["type"], "message");
+    EXPECT_EQ(message["id"].get<std::string>().substr(0, 4), "msg_");
+    message.erase("id");
+    for (Json& block : message["content"]) {
+        if (block.contains("signature")) {
+            EXPECT_NE(block["signature"], "");
+            block.erase("signature");
         }
-        EXPECT_EQ(streamed, whole);
-        if (first.is_null()) first = whole;
-        EXPECT_EQ(whole, first);
-        if (testing::Test::HasFailure()) break;
+        if (block["type"] == "tool_use") {
+            EXPECT_NE(block["id"], "");
+            block.erase("id");
+        }
     }
-    return first;
+    return message;
+}
+
+Json same_for_every_cut(const std::vector<TokenId>& ids, const Json& request) {
+    return test::same_for_every_cut(
+        ids, request,
+        [](const ReplayServer& server, const Json& body) {
+            return without_ids(post(server, body).json());
+        },
+        [](const ReplayServer& server, const Json& body) {
+            return without_ids(joined(named_events(post(server, body))));
+        });
 }
 
 Json ask_messages(const std::string& text = "Go on.") {

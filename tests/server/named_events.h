@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "server/http_client.h"
+#include "server/understood.h"
 
 namespace percheron::test {
 
@@ -38,6 +39,34 @@ inline std::vector<std::string> types_of(const std::vector<Json>& events) {
     for (const Json& event : events)
         types.push_back(event["type"]);
     return types;
+}
+
+// Asks for a reply cut in every way, whole and as a stream: all must be one, and that comes back.
+// `whole` and `streamed` take the server and the request, and give the reply without what differs
+// from one to the next (ids).
+template <class Whole, class Streamed>
+Json same_for_every_cut(const std::vector<TokenId>& ids, Json request, Whole whole,
+                        Streamed streamed) {
+    const auto forms = all_step_forms(ids);
+    Lines lines;
+    for (const Json& steps : forms) {
+        for (int i = 0; i < 2; ++i)
+            lines.push_back({{"steps", steps}});
+    }
+    const ReplayServer server(lines);
+    request["seed"] = 5;
+    Json first;
+    for (const Json& steps : forms) {
+        SCOPED_TRACE("steps " + steps.dump());
+        request["stream"] = false;
+        const Json once = whole(server, request);
+        request["stream"] = true;
+        EXPECT_EQ(streamed(server, request), once);
+        if (first.is_null()) first = once;
+        EXPECT_EQ(once, first);
+        if (testing::Test::HasFailure()) break;
+    }
+    return first;
 }
 
 }  // namespace percheron::test

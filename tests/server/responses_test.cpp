@@ -71,7 +71,7 @@ Json checked(const std::vector<Json>& events) {
     return last["response"];
 }
 
-void forget_ids(Json& response) {
+Json without_ids(Json response) {
     EXPECT_EQ(response["id"].get<std::string>().substr(0, 5), "resp_");
     response.erase("id");
     response.erase("created_at");
@@ -80,34 +80,20 @@ void forget_ids(Json& response) {
         item.erase("id");
         if (item.contains("call_id")) item["call_id"] = "";
     }
+    return response;
 }
 
-Json same_for_every_cut(const std::vector<TokenId>& ids, Json request) {
-    const auto forms = all_step_forms(ids);
-    Lines lines;
-    for (const Json& steps : forms) {
-        for (int i = 0; i < 2; ++i)
-            lines.push_back({{"steps", steps}});
-    }
-    const ReplayServer server(lines);
-    request["seed"] = 5;
-    Json first;
-    for (const Json& steps : forms) {
-        SCOPED_TRACE("steps " + steps.dump());
-        request["stream"] = false;
-        const ClientReply reply = post(server, request);
-        EXPECT_EQ(reply.status, 200) << reply.body;
-        Json whole = reply.json();
-        request["stream"] = true;
-        Json streamed = checked(named_events(post(server, request)));
-        forget_ids(whole);
-        forget_ids(streamed);
-        EXPECT_EQ(streamed, whole);
-        if (first.is_null()) first = whole;
-        EXPECT_EQ(whole, first);
-        if (testing::Test::HasFailure()) break;
-    }
-    return first;
+Json same_for_every_cut(const std::vector<TokenId>& ids, const Json& request) {
+    return test::same_for_every_cut(
+        ids, request,
+        [](const ReplayServer& server, const Json& body) {
+            const ClientReply reply = post(server, body);
+            EXPECT_EQ(reply.status, 200) << reply.body;
+            return without_ids(reply.json());
+        },
+        [](const ReplayServer& server, const Json& body) {
+            return without_ids(checked(named_events(post(server, body))));
+        });
 }
 
 TEST(Responses, TextAndCallsForEveryCutWithToolsOfEveryKind) {

@@ -6,39 +6,16 @@
 import json
 import random
 import re
-import subprocess
 import sys
-import urllib.error
-import urllib.request
 
 import jsonschema
 
+from served_model import ServedModel
 
-class Server:
+
+class Server(ServedModel):
     def __init__(self, binary):
-        self.process = subprocess.Popen(
-            [binary, "serve", "--port", "0", "--context", "4096", "--kv-memory", "96MiB"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        ready = self.process.stdout.readline().split()
-        assert ready[:1] == ["ready"], ready
-        self.url = ready[1]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
-
-    def post(self, path, body):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request) as reply:
-                text = reply.read().decode()
-                return reply.status, text if body.get("stream") else json.loads(text)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        super().__init__(binary, "--context", "4096", "--kv-memory", "96MiB")
 
     def chat(self, question, **fields):
         """The one choice of a reply."""

@@ -5,6 +5,7 @@
 #include "ops/cpu/product_kernels.h"
 #include "ops/cpu/row_kernels.h"
 #include "ops/cpu/sequence_kernels.h"
+#include "ops/cpu/transposed_kernels.h"
 
 namespace percheron::ops::cpu {
 namespace {
