@@ -134,7 +134,7 @@ class FakeNetwork final : public model::Network {
                                      rows.first_position + i, &caches.latent.at(0)});
             }
         }
-        return logits_of(batch, batch.logit_rows);
+        return logits_at(batch, batch.logit_rows);
     }
 
     Result<std::span<const float>> logits_of(const ops::RowBatch& latest,
@@ -142,6 +142,13 @@ class FakeNetwork final : public model::Network {
         if (wanted.size() > max_logit_rows()) {
             return Error(ErrorCode::internal, "too many logits");
         }
+        return logits_at(latest, wanted);
+    }
+    std::size_t max_logit_rows() const override { return 64; }
+
+  private:
+    std::span<const float> logits_at(const ops::RowBatch& latest,
+                                     std::span<const std::uint32_t> wanted) {
         logits_.assign(wanted.size() * fake_vocabulary, 0.0f);
         for (std::size_t i = 0; i < wanted.size(); ++i) {
             const Computed& row = computed_.at(wanted[i]);
@@ -155,11 +162,9 @@ class FakeNetwork final : public model::Network {
                 spoil(latest.tokens[wanted[i]], out);
             }
         }
-        return std::span<const float>(logits_);
+        return logits_;
     }
-    std::size_t max_logit_rows() const override { return 64; }
 
-  private:
     // A row of the latest step: its logits are worked out when they are wanted.
     struct Computed {
         std::uint64_t recent = 0;
