@@ -2,6 +2,7 @@
 # and tests.  Presets for everything else: cmake --list-presets.
 BUILD := build
 JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
 
 .PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-server
 
@@ -9,15 +10,15 @@ setup:
 	@scripts/setup
 
 build: setup
-	@cmake --preset release >/dev/null
-	@cmake --build --preset release -j $(JOBS)
+	@cmake --preset release -DPERCHERON_PRECOMPILE=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target percheron
 
 serve: build
 	@$(BUILD)/percheron serve
 
 test:
 	@scripts/setup --tests
-	@cmake --preset release >/dev/null
+	@cmake --preset release -DPERCHERON_PRECOMPILE=ON >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
 
@@ -45,8 +46,9 @@ bench-server: build
 lint:
 	@scripts/lint
 
+# The program and its embedded model, under PREFIX.
 install: build
-	@cmake --install $(BUILD)
+	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
 
 clean:
 	@rm -rf $(BUILD) build-*

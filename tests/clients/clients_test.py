@@ -106,7 +106,7 @@ class Clients(unittest.TestCase):
     @classmethod
     def stop(cls):
         cls.process.terminate()
-        cls.process.wait(timeout=60)
+        cls.process.wait(timeout=300)
         cls.process.stdout.close()
         cls.folder.cleanup()
 

@@ -80,7 +80,7 @@ class Examples(unittest.TestCase):
             + ["-H", "Content-Type: application/json"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         reply = json.loads(run.stdout)
         self.assertEqual(reply["choices"][0]["message"]["content"], "Good day!")

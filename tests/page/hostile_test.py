@@ -149,7 +149,7 @@ class Hostile(PageCase):
 
     def test_policy_forbids_inline_script_and_strings_as_markup(self):
         server = self.serve()
-        with urllib.request.urlopen(server.url + "/", timeout=30) as reply:
+        with urllib.request.urlopen(server.url + "/", timeout=300) as reply:
             policy = reply.headers["Content-Security-Policy"]
             self.assertEqual(reply.headers["Content-Type"], "text/html; charset=utf-8")
             self.assertEqual(reply.headers["X-Content-Type-Options"], "nosniff")
@@ -158,7 +158,7 @@ class Hostile(PageCase):
         self.assertNotIn("unsafe", policy)
         again = urllib.request.Request(server.url + "/", headers={"If-None-Match": etag})
         with self.assertRaises(urllib.error.HTTPError) as unchanged:
-            urllib.request.urlopen(again, timeout=30)
+            urllib.request.urlopen(again, timeout=300)
         self.assertEqual(unchanged.exception.code, 304)
         unchanged.exception.close()
         page = self.open(server)

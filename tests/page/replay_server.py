@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 
-HANG_GUARD_S = 60
+HANG_GUARD_S = 600
 
 
 class ReplayServer:
@@ -62,7 +62,7 @@ class ReplayServer:
         request = urllib.request.Request(self.url + path)
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=300) as reply:
             return reply.read().decode()
 
     def status(self):
@@ -89,7 +89,7 @@ class ReplayServer:
             return  # before, by a test
         self._process.terminate()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -245,7 +245,7 @@ class Store(PageCase):
         server = self.serve(key="first-key")
         for path in ("/", "/v1/models", "/status", "/metrics"):
             with self.assertRaises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(server.url + path, timeout=30)
+                urllib.request.urlopen(server.url + path, timeout=300)
             self.assertEqual(refused.exception.code, 401)
             page = refused.exception.headers["Content-Type"] == "text/html; charset=utf-8"
             self.assertEqual(page, path == "/")

@@ -27,6 +27,6 @@ class Server:
 
     def stop(self):
         self.process.terminate()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=300)
         self.process.stdout.close()
         self.folder.cleanup()
