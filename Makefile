@@ -10,7 +10,7 @@ setup:
 	@scripts/setup
 
 build: setup
-	@cmake --preset release -DPERCHERON_PRECOMPILE=ON >/dev/null
+	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target percheron
 
 serve: build
@@ -18,7 +18,7 @@ serve: build
 
 test:
 	@scripts/setup --tests
-	@cmake --preset release -DPERCHERON_PRECOMPILE=ON >/dev/null
+	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
 
