@@ -55,6 +55,24 @@ __device__ inline void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// Waits until the `phase`-th (mod 2) phase of an mbarrier in shared memory is complete.
+__device__ inline void wait_for_barrier([[maybe_unused]] std::uint32_t barrier,
+                                        [[maybe_unused]] int phase) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "waiting_%=:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni finished_%=;\n"
+        "bra.uni waiting_%=;\n"
+        "finished_%=:\n"
+        "}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+#endif
+}
+
 // A 16-byte load that may see what the previous kernel wrote (never the non-coherent path, which a
 // kernel started early could serve from stale lines).
 __device__ inline uint4 load_16(const void* global) {

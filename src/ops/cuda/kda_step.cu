@@ -39,6 +39,7 @@ struct SharedInPlace : Shared {
     float conv[3][dim][taps];
     float dt_bias[dim], out_norm[dim];
     float gates[chunk][dim];
+    float rate;
 };
 
 template <bool in_place>
@@ -61,13 +62,26 @@ struct Head {
     const KdaStep& step;
     const DeviceSequence& sequence;
     int head;
-    // The head's own weights: global memory, with the gates in place shared memory.
-    const float* conv;      // query's, [128][4]; key's and value's conv_part() and twice as far
-    const float* dt_bias;   // [128]
-    const float* out_norm;  // [128]
-    float rate;             // e^a_log
+    const SharedMemory<in_place>& shared;
 
-    __device__ std::size_t conv_part() const { return (in_place ? dim : channels()) * taps; }
+    // The head's own weights: global memory, with the gates in place shared memory.
+    __device__ const float* conv(int part) const {  // [128][4]
+        if constexpr (in_place) return &shared.conv[part][0][0];
+        return step.conv + (part * channels() + static_cast<std::size_t>(head) * dim) * taps;
+    }
+    __device__ const float* dt_bias() const {  // [128]
+        if constexpr (in_place) return shared.dt_bias;
+        return step.dt_bias + static_cast<std::size_t>(head) * dim;
+    }
+    __device__ const float* out_norm() const {  // [128]
+        if constexpr (in_place) return shared.out_norm;
+        return step.out_norm;
+    }
+    __device__ float rate() const {  // e^a_log
+        if constexpr (in_place) return shared.rate;
+        return expf(step.a_log[head]);
+    }
+
     __device__ std::size_t channels() const { return static_cast<std::size_t>(step.heads) * dim; }
 
     __device__ float* ring_row(std::uint32_t position) const {
@@ -104,7 +118,7 @@ struct Head {
         float result[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            const float4 w = read4(conv + part * conv_part() + (channel + c) * taps);
+            const float4 w = read4(conv(part) + (channel + c) * taps);
             const auto of = [&](int j) {
                 return c == 0 ? past[j].x : c == 1 ? past[j].y : c == 2 ? past[j].z : past[j].w;
             };
@@ -167,11 +181,11 @@ __device__ void prepare_new(const Head<in_place>& h, std::uint32_t position, boo
     if (part == decay_part) {
         const std::size_t row = h.sequence.first_row + position - h.sequence.first_position;
         const float4 a = read4(step.decay + row * step.decay_stride + c);
-        const float4 bias = read4(h.dt_bias + lane * 4);
+        const float4 bias = read4(h.dt_bias() + lane * 4);
         const float beta = sigmoid(step.beta[row * step.beta_stride + h.head]);
-        value =
-            make_float4(log_decay(step, h.rate, a.x, bias.x), log_decay(step, h.rate, a.y, bias.y),
-                        log_decay(step, h.rate, a.z, bias.z), log_decay(step, h.rate, a.w, bias.w));
+        const float rate = h.rate();
+        value = make_float4(log_decay(step, rate, a.x, bias.x), log_decay(step, rate, a.y, bias.y),
+                            log_decay(step, rate, a.z, bias.z), log_decay(step, rate, a.w, bias.w));
         if (lane == 0) {
             token.beta = beta;
             if (keep) h.kept_row(position)[3 * h.channels() + h.head] = beta;
@@ -281,7 +295,7 @@ __device__ void expand_gates(const Head<true>& h, std::uint32_t first, std::uint
         const int channel = warp * 16 + lane / 4 + 8 * (i / 2);
         if (own < first_new || own >= here) continue;
         const std::size_t c = static_cast<std::size_t>(h.head) * dim + channel;
-        const float g = log_decay(step, h.rate, product[0][i], h.dt_bias[channel]);
+        const float g = log_decay(step, h.rate(), product[0][i], h.dt_bias()[channel]);
         if (first + own >= saved)
             h.kept_row(h.sequence.state_position + first + own)[2 * h.channels() + c] = g;
         shared.tokens[own].values[decay_part][channel] = expf(g);
@@ -305,7 +319,7 @@ __device__ void write_output(const Head<in_place>& h, std::size_t row, const flo
     const std::size_t c = static_cast<std::size_t>(h.head) * dim + lane * 4;
     const float4 o = read4(out + lane * 4);
     const float scale = 1.0f / sqrtf(warp_sum(dot4(o, o)) / dim + step.norm_eps);
-    const float4 weight = read4(h.out_norm + lane * 4);
+    const float4 weight = read4(h.out_norm() + lane * 4);
     __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(o.x * scale * weight.x * sigmoid(gate.x),
                                                     o.y * scale * weight.y * sigmoid(gate.y)),
                               __floats2bfloat162_rn(o.z * scale * weight.z * sigmoid(gate.z),
@@ -412,7 +426,6 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
         return step.conv + (static_cast<std::size_t>(part) * step.heads + head) * dim * taps;
     };
     // Small pieces, each of which would be waited for behind the previous kernel.
-    float rate = 0.0f;
     DeviceSequence sequence = {};
     if constexpr (in_place) {
         constexpr int pieces = warps * 8 * 32, conv_pieces = dim * taps / 4, row_pieces = dim / 4;
@@ -432,10 +445,10 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
             copy_16_async(shared.out_norm + (thread - row_pieces) * 4,
                           step.out_norm + (thread - row_pieces) * 4);
         end_copy_group();
-        rate = expf(step.a_log[first_head]);
+        if (thread == 0) shared.rate = expf(step.a_log[first_head]);
         sequence = step.sequences[blockIdx.x / step.heads];
         // History and kept rows, which earlier steps wrote; four threads have the lines of a part.
-        const Head<true> h{step, sequence, first_head, nullptr, nullptr, nullptr, 0.0f};
+        const Head<true> h{step, sequence, first_head, shared};
         const std::size_t column = static_cast<std::size_t>(first_head) * dim;
         const std::uint32_t history = min(sequence.first_position, taps - 1u);
         const std::uint32_t folded = sequence.first_position - sequence.state_position;
@@ -458,10 +471,7 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
     let_next_kernel_start();
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
         const int head = item % step.heads;
-        if constexpr (!in_place) {
-            sequence = step.sequences[item / step.heads];
-            rate = expf(step.a_log[head]);
-        }
+        if constexpr (!in_place) sequence = step.sequences[item / step.heads];
         float state[lane_keys][4];
         wait_for_copies<0>();
 #pragma unroll
@@ -469,17 +479,11 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
             const float4 row = shared.next_state[i][threadIdx.x];
             state[i][0] = row.x, state[i][1] = row.y, state[i][2] = row.z, state[i][3] = row.w;
         }
-        if constexpr (in_place) {
+        if constexpr (in_place)
             __syncthreads();  // what others copied
-            run_head(Head<true>{step, sequence, head, &shared.conv[0][0][0], shared.dt_bias,
-                                shared.out_norm, rate},
-                     state, shared);
-        } else {
+        else
             fetch(item + gridDim.x);
-            run_head(Head<false>{step, sequence, head, conv_of(0, head), step.dt_bias + head * dim,
-                                 step.out_norm, rate},
-                     state, shared);
-        }
+        run_head(Head<in_place>{step, sequence, head, shared}, state, shared);
     }
 }
 

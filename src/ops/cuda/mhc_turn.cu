@@ -24,6 +24,16 @@ struct Received {
     float input_squares[cluster_blocks][warps];  // of u
 };
 
+struct Totals {
+    float mixes[gates];
+    float pre[streams];
+    std::uint64_t mixes_are_there;  // mbarrier: the first warp arrives once
+};
+
+__device__ std::uint32_t shared_address(const void* shared) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
 // A barrier of the warps that share the row's channels.
 __device__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
@@ -39,16 +49,6 @@ __device__ float sum_of_squares(const float (&parts)[cluster_blocks][warps]) {
         sum += ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
     }
     return sum;
-}
-
-// A gate's m: its part of fn f, normalised.
-__device__ float mix_of(const Received& received, int gate, const HyperConnectionTurn& turn) {
-    float mix = 0.0f;
-#pragma unroll
-    for (int block = 0; block < cluster_blocks; ++block)
-        mix += received.mixes[block][gate];
-    const float all = sum_of_squares(received.squares);
-    return mix * (1.0f / sqrtf(all / static_cast<float>(streams * turn.hidden) + turn.rms_eps));
 }
 
 // The doubly stochastic mixing matrix from its logits, in place: rows are sources.
@@ -97,7 +97,7 @@ __device__ float4 scaled_sum(float4 sum, float scale, float4 value) {
 // The gates of the next update, beside the other warps' work: they do not wait for it.
 __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, int lane,
                             const cooperative_groups::cluster_group& cluster,
-                            const Received& received) {
+                            const Totals& totals) {
     // Its weights wait in registers.
     float base[streams * streams], post_base = 0.0f, scale[2] = {};
     if (turn.next.fn != nullptr) {
@@ -112,19 +112,16 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
     let_next_kernel_start();
     if (turn.next.fn != nullptr) {
         cluster.sync();
+        wait_for_barrier(shared_address(&totals.mixes_are_there), 0);
+        float c[streams][streams];
+#pragma unroll
+        for (int i = 0; i < streams * streams; ++i)
+            c[i / streams][i % streams] = scale[1] * totals.mixes[2 * streams + i] + base[i];
+        const float post = scale[0] * totals.mixes[streams + lane % streams] + post_base;
         auto arrived = cluster.barrier_arrive();
         if (part == 0) {
             // Every block has read the old gates: they came before the sync of the cluster.
-            // A lane has a gate: those of the streams' update first, then the matrix, by rows.
-            const float mix =
-                lane < gates - streams ? mix_of(received, streams + lane, turn) : 0.0f;
-            if (lane < streams)
-                turn.post[row * streams + lane] = 2.0f * sigmoid(scale[0] * mix + post_base);
-            float c[streams][streams];
-#pragma unroll
-            for (int i = 0; i < streams * streams; ++i)
-                c[i / streams][i % streams] =
-                    scale[1] * __shfl_sync(full_warp, mix, streams + i) + base[i];
+            if (lane < streams) turn.post[row * streams + lane] = 2.0f * sigmoid(post);
             if (lane == 0) {
                 mix_streams(c, turn.iterations, turn.mhc_eps);
 #pragma unroll
@@ -146,7 +143,7 @@ __global__ void __launch_bounds__(all_threads)
     namespace cg = cooperative_groups;
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ __align__(16) Received received;
-    __shared__ float shared_pre[streams];
+    __shared__ Totals totals;
     const cg::cluster_group cluster = cg::this_cluster();
     const int part = static_cast<int>(cluster.block_rank());
     const int row = blockIdx.y;
@@ -157,11 +154,15 @@ __global__ void __launch_bounds__(all_threads)
     __nv_bfloat16* const fn =
         reinterpret_cast<__nv_bfloat16*>(state + streams * width);  // [gates][streams][width]
 
+    if (threadIdx.x == 0)
+        asm volatile(
+            "mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&totals.mixes_are_there))
+            : "memory");
     // Nobody writes to a block that has not started.
     auto started = cluster.barrier_arrive();
     if (warp == warps) {
         cluster.barrier_wait(std::move(started));
-        mixing_warp(turn, row, part, lane, cluster, received);
+        mixing_warp(turn, row, part, lane, cluster, totals);
         return;
     }
 
@@ -265,13 +266,28 @@ __global__ void __launch_bounds__(all_threads)
         if (lane < cluster_blocks)
             cluster.map_shared_rank(&received, lane)->squares[part][warp] = squares;
         cluster.sync();
-        if (threadIdx.x < streams)
-            shared_pre[threadIdx.x] =
-                sigmoid(scale0 * mix_of(received, threadIdx.x, turn) + base) + turn.mhc_eps;
+        if (threadIdx.x < gates) {
+            float mix = 0.0f;
+#pragma unroll
+            for (int other = 0; other < cluster_blocks; ++other)
+                mix += received.mixes[other][threadIdx.x];
+            const float all = sum_of_squares(received.squares);
+            mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
+            totals.mixes[threadIdx.x] = mix;
+            if (threadIdx.x < streams)
+                totals.pre[threadIdx.x] = sigmoid(scale0 * mix + base) + turn.mhc_eps;
+        }
+        if (warp == 0) {
+            __syncwarp();
+            if (lane == 0)
+                asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(
+                                 shared_address(&totals.mixes_are_there))
+                             : "memory");
+        }
         meet();
 #pragma unroll
         for (int j = 0; j < streams; ++j)
-            pre[j] = shared_pre[j];
+            pre[j] = totals.pre[j];
     }
 
     // ---- u = sum_i pre_i X'_i and its norm

@@ -79,17 +79,7 @@ class WarpRing {
     // Waits until slot `slot`, in its `phase`-th (mod 2) use, is filled.
     __device__ void wait(int slot, int phase) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile(
-            "{\n"
-            ".reg .pred done;\n"
-            "waiting_%=:\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-            "@done bra.uni finished_%=;\n"
-            "bra.uni waiting_%=;\n"
-            "finished_%=:\n"
-            "}" ::"r"(barriers_ + 8 * slot),
-            "r"(phase)
-            : "memory");
+        wait_for_barrier(barriers_ + 8 * slot, phase);
 #else
         switch (depth_) {
             case 2:
