@@ -51,6 +51,13 @@ __device__ float sum_of_squares(const float (&parts)[cluster_blocks][warps]) {
     return sum;
 }
 
+// Of a number that is neither tiny nor huge.
+__device__ float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 // The doubly stochastic mixing matrix from its logits, in place: rows are sources.
 __device__ void mix_streams(float (&c)[streams][streams], int iterations, float eps) {
 #pragma unroll
@@ -71,8 +78,7 @@ __device__ void mix_streams(float (&c)[streams][streams], int iterations, float 
         if (i > 0) {
 #pragma unroll
             for (int a = 0; a < streams; ++a) {
-                const float scale =
-                    __fdividef(1.0f, (c[a][0] + c[a][1]) + (c[a][2] + c[a][3] + eps));
+                const float scale = reciprocal((c[a][0] + c[a][1]) + (c[a][2] + c[a][3] + eps));
 #pragma unroll
                 for (int b = 0; b < streams; ++b)
                     c[a][b] *= scale;
@@ -80,7 +86,7 @@ __device__ void mix_streams(float (&c)[streams][streams], int iterations, float 
         }
 #pragma unroll
         for (int b = 0; b < streams; ++b) {
-            const float scale = __fdividef(1.0f, (c[0][b] + c[1][b]) + (c[2][b] + c[3][b] + eps));
+            const float scale = reciprocal((c[0][b] + c[1][b]) + (c[2][b] + c[3][b] + eps));
 #pragma unroll
             for (int a = 0; a < streams; ++a)
                 c[a][b] *= scale;
