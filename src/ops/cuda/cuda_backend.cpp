@@ -225,8 +225,14 @@ std::uint64_t CudaBackend::fingerprint_of(const RowBatch& batch,
 Status CudaBackend::launch_all(const RowBatch&, const std::function<void()>& stages) {
     parts_from_ = nullptr;
     pairs_.reset();
+    latest_router_ = nullptr;
     stages();
     settle_pairs();
+    if (side_is_ahead_) {
+        note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
+        note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
+        side_is_ahead_ = false;
+    }
     if (error_) return *error_;
     return {};
 }

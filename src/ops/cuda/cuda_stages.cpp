@@ -8,10 +8,14 @@
 #include "ops/cuda/mhc_turn.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/cuda/sparse_rows.h"
+#include "ops/cuda/weight_prefetch.h"
 #include "ops/latent_attention.h"
 
 namespace percheron::ops::cuda {
 namespace {
+
+// Up to so many rows weights are prefetched: with more the kernels in between leave little time.
+constexpr int prefetch_rows = 8;
 
 FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x, int x_stride, float* y,
                       int y_stride) {
@@ -158,6 +162,7 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
                    slots.conv_stride, slots.kept, slots.kept_stride, slots.ring, x.data, y.data))
         return;
     settle_pairs();
+    note_behind({{packed_view(weights.q), packed_view(weights.k), packed_view(weights.v)}, 8});
     scratch_.restart();
     const int rows = static_cast<int>(batch.rows());
     const int hidden = static_cast<int>(shape_.hidden), dim = static_cast<int>(shape_.kda_dim);
@@ -175,11 +180,12 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         product(packed_view(weights.beta), in, stride, raw + 3 * width, s.stride),
     };
     multiply(projections, rows);
+    const int sequences = batch_.view().sequence_count;
+    if (sequences == 1 && rows <= prefetch_rows) prefetch_beside(packed_view(weights.out), 4);
 
     KdaStep step;
     const PackedMatrix decay_weight = packed_view(weights.f_b);
     const PackedMatrix gate_weight = packed_view(weights.g_b);
-    const int sequences = batch_.view().sequence_count;
     if (gates_in_place(heads, sequences, decay_weight, gate_weight, context_)) {
         step.decay_rank = s.decay_rank;
         step.gate_rank = s.gate_rank;
@@ -233,6 +239,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
                    pages.tail_ring, x.data, y.data, most_pools, most_tokens))
         return;
     settle_pairs();
+    latest_router_ = nullptr;
     scratch_.restart();
     const int rows = static_cast<int>(all_rows), hidden = static_cast<int>(shape_.hidden);
     const int heads = static_cast<int>(shape_.attention_heads);
@@ -281,6 +288,7 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     absorb.outputs_per_input = latent;
     absorb.input_step = keys;
     multiply({&absorb, 1}, rows);
+    if (rows == 1) prefetch_beside(packed_view(weights.out), 5);
 
     for (std::size_t first = 0; first < all_rows; first += attention_rows) {
         const std::size_t count = std::min(attention_rows, all_rows - first);
@@ -343,6 +351,21 @@ void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& b
     feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y), context_);
 }
 
+void CudaBackend::note_behind(const Ahead& ahead) {
+    if (latest_router_ != nullptr) behind_[latest_router_] = ahead;
+    latest_router_ = nullptr;
+}
+
+void CudaBackend::prefetch_beside(const PackedMatrix& matrix, int every) {
+    note(check(cudaEventRecord(side_.leaves, stream_), "leaving the main stream"));
+    note(check(cudaStreamWaitEvent(side_.stream, side_.leaves), "leaving the main stream"));
+    LaunchContext beside = context_;
+    beside.stream = side_.stream;
+    beside.dependent = false;
+    note(prefetch_weights({&matrix, 1}, every, beside));
+    side_is_ahead_ = true;
+}
+
 void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
                           Activations y) {
     if (only_noted(weights.router.data, weights.table, weights.shared.gate.data, x.data, y.data))
@@ -378,6 +401,13 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     beside.stream = side_.stream;
     feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside);
     note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
+    // While the experts are chosen the memory rests: weights of the layer behind them.
+    latest_router_ = weights.router.data;
+    if (const auto found = behind_.find(latest_router_);
+        found != behind_.end() && rows <= prefetch_rows) {
+        note(prefetch_weights(found->second.matrices, found->second.every, beside));
+        side_is_ahead_ = true;
+    }
     // Back before the routed experts rather than behind them: the memory has been busy all the
     // time, and down and the turn, each behind one kernel alone, can start early.
     note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));

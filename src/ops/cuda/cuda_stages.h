@@ -1,8 +1,10 @@
 // The backend's class: memory and steps in cuda_backend.cpp, the stages in cuda_stages.cpp.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ops/backend.h"
 #include "ops/cuda/cuda_backend.h"
@@ -93,6 +95,15 @@ class CudaBackend final : public Backend {
     void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
                       __nv_bfloat16* inside, float* y, const LaunchContext& context);
     void multiply(std::span<const FewRowProduct> products, int rows, const LaunchContext& context);
+    // Weights asked for before their kernel, while the kernels in front leave the memory at rest
+    // (weight_prefetch.h): now, on the side stream, or behind the next choice of experts.
+    struct Ahead {
+        std::vector<PackedMatrix> matrices;
+        int every = 1;
+    };
+    void prefetch_beside(const PackedMatrix& matrix, int every);
+    // This is what the mixer behind the latest layer with experts begins with.
+    void note_behind(const Ahead& ahead);
 
     int device_;
     std::string name_;
@@ -108,6 +119,11 @@ class CudaBackend final : public Backend {
     DeviceMemory parts_memory_;
     const void* parts_from_ = nullptr;  // whose rows parts_memory_ holds
     std::optional<ExpertSum> pairs_;    // what pairs_->y still lacks
+    // What came behind a layer's experts in the last step, by the router's weights: the layer that
+    // is recorded does not know it yet.
+    std::map<const void*, Ahead> behind_;
+    const void* latest_router_ = nullptr;
+    bool side_is_ahead_ = false;  // of the main stream, which has to meet it in the end
     DeviceMemory logits_memory_;
     StepBatch batch_;
     StepGraphs graphs_;
