@@ -346,8 +346,10 @@ void bench_experts(WeightFormat format, int rows) {
     OnDevice<ops::cuda::ExpertGroup> groups(pairs);
     OnDevice<std::int32_t> group_count(1);
     OnDevice<__nv_bfloat16> inside(pairs * inner);
-    const ops::cuda::ExpertChoice choice{chosen_experts.data(), chosen_weights.data(), order.data(),
-                                         groups.data(), group_count.data()};
+    const ops::cuda::ExpertChoice choice{chosen_experts.data(),  chosen_weights.data(),
+                                         order.data(),           groups.data(),
+                                         group_count.data(),     nullptr,
+                                         static_cast<int>(pairs)};
     const auto part = [&](int which) {
         return [&, which](bool dependent) {
             return microseconds(24, [&](cudaStream_t stream, int call) {

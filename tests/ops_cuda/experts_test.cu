@@ -30,7 +30,13 @@ struct ChoiceMemory {
         count.poison();
     }
     ops::cuda::ExpertChoice view() const {
-        return {experts.data(), weights.data(), order.data(), groups.data(), count.data()};
+        return {experts.data(),
+                weights.data(),
+                order.data(),
+                groups.data(),
+                count.data(),
+                nullptr,
+                static_cast<int>(experts.size())};
     }
 };
 

@@ -34,6 +34,7 @@ struct Launch {
     // Experts: units are (group of pairs, unit of one segment) instead, see ExpertProduct.
     ExpertGroup const* groups;
     const std::int32_t* group_count;
+    int most_groups;
     const std::uint32_t* pair_order;
     const std::uint8_t* const* expert_weights[2];
     const float* expert_scales[2];
@@ -132,10 +133,16 @@ __global__ void __launch_bounds__(
     const int block_count = ((slice + 1) * launch.blocks >> launch.slices_log2) - first_block;
 
     int units = launch.units;
+    [[maybe_unused]] GroupUnit first_unit = {};
+    [[maybe_unused]] int first_expert = 0;
     if constexpr (grouped) {
-        // Which experts there are is known only behind the choice.
+        // Which experts there are is known only behind the choice.  The first unit's is read beside
+        // their number, which may turn out not to reach it.
         if (!launch.choice_is_older) wait_for_previous_kernel();
-        units *= *launch.group_count;
+        first_unit = group_unit(launch, blockIdx.x);
+        const int groups_there = *launch.group_count;
+        first_expert = launch.groups[min(first_unit.group, launch.most_groups - 1)].expert;
+        units *= groups_there;
     }
 
     // ---- the copying side: up to `depth` stages ahead of the computing side, through all units
@@ -150,7 +157,8 @@ __global__ void __launch_bounds__(
             int unit_of_matrix = copy_unit, expert = 0;
             if constexpr (grouped) {
                 const GroupUnit own = group_unit(launch, copy_unit);
-                expert = launch.groups[own.group].expert;
+                expert =
+                    own.group == first_unit.group ? first_expert : launch.groups[own.group].expert;
                 unit_of_matrix = own.unit;
             } else {
                 copy_segment = segment_of(launch, copy_segment, copy_unit);
@@ -534,6 +542,7 @@ Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, flo
     launch.slices_log2 = log2_of_slices(product.format, product.k);
     launch.groups = choice.groups;
     launch.group_count = choice.group_count;
+    launch.most_groups = choice.pairs;
     launch.pair_order = choice.pair_order;
     launch.expert_weights[0] = product.weights;
     launch.expert_weights[1] = product.ups;

@@ -39,15 +39,21 @@ __device__ Candidate best_of(const std::uint32_t* keys, int experts, int lane) {
     return best;
 }
 
-// One warp a row: the choices one after another, each the best that is left.  `keys` is the warp's.
-// Loops stay loops: this code runs once, and fetching it takes longer than running it.
+__device__ const float* logits_of(const Routing& routing, int row) {
+    return routing.logits + static_cast<std::size_t>(row) * row_parts * routing.experts;
+}
+
+// By what an expert is chosen for a row.
+__device__ std::uint32_t key_of(const Routing& routing, int row, int expert) {
+    return ordered(score_of(routing, logits_of(routing, row), expert) + routing.bias[expert]);
+}
+
+// One warp a row: the choices one after another, each the best that is left.  `keys`, the row's,
+// were written by this warp or before a barrier.  Loops stay loops: this code runs once, and
+// fetching it takes longer than running it.
 __device__ void choose(const Routing& routing, int row, int lane, std::uint32_t* keys,
                        std::uint16_t* chosen) {
-    const float* const parts =
-        routing.logits + static_cast<std::size_t>(row) * row_parts * routing.experts;
-#pragma unroll 4
-    for (int expert = lane; expert < routing.experts; expert += 32)
-        keys[expert] = ordered(score_of(routing, parts, expert) + routing.bias[expert]);
+    const float* const parts = logits_of(routing, row);
     Candidate own = best_of(keys, routing.experts, lane);
     int own_choice = 0;  // lane j's is the j-th
 #pragma unroll 1
@@ -87,8 +93,17 @@ __global__ void __launch_bounds__(few_threads)
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int pairs = routing.rows * routing.chosen;
     prefetch(routing.bias, routing.experts * 4, thread, few_threads);
+    // 2^32 / experts, rounded up: exact for all rows' experts.
+    const std::uint32_t per_row = 0xffffffffu / static_cast<std::uint32_t>(routing.experts) + 1u;
     wait_for_previous_kernel();
     let_next_kernel_start();
+    // By all threads, so that a single row's logits are waited for once.
+#pragma unroll 4
+    for (int i = thread; i < routing.rows * routing.experts; i += few_threads) {
+        const int row = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), per_row));
+        keys[i] = key_of(routing, row, i - row * routing.experts);
+    }
+    __syncthreads();
     if (warp < routing.rows)
         choose(routing, warp, lane, keys + warp * routing.experts, chosen + warp * routing.chosen);
     __syncthreads();
@@ -148,8 +163,13 @@ __global__ void __launch_bounds__(choose_threads)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int pairs = routing.rows * routing.chosen;
     if (threadIdx.x < packed) chosen[pairs + threadIdx.x] = 0xffffu;
-    for (int row = warp; row < routing.rows; row += choose_threads / 32)
-        choose(routing, row, lane, keys + warp * routing.experts, chosen + row * routing.chosen);
+    for (int row = warp; row < routing.rows; row += choose_threads / 32) {
+        std::uint32_t* const own = keys + warp * routing.experts;
+#pragma unroll 4
+        for (int i = lane; i < routing.experts; i += 32)
+            own[i] = key_of(routing, row, i);
+        choose(routing, row, lane, own, chosen + row * routing.chosen);
+    }
     __syncthreads();
     for (int pair = threadIdx.x; pair < pairs; pair += choose_threads)
         atomicAdd(&counts[chosen[pair]], 1);
@@ -212,11 +232,12 @@ __global__ void __launch_bounds__(choose_threads)
 }  // namespace
 
 Status route(const Routing& routing, const LaunchContext& context) {
-    if (routing.rows > most_rows || routing.experts > most_experts ||
+    if (routing.rows > most_rows || routing.experts < 2 || routing.experts > most_experts ||
         routing.chosen > most_chosen || routing.hidden % block_columns != 0)
-        return Error(ErrorCode::unsupported,
-                     "the CUDA router takes at most 512 rows, 512 experts and 16 choices, and a "
-                     "hidden size of a multiple of 128");
+        return Error(
+            ErrorCode::unsupported,
+            "the CUDA router takes at most 512 rows, 2 to 512 experts and 16 choices, and a "
+            "hidden size of a multiple of 128");
     FewRowProduct product;
     product.weight = routing.weight;
     product.x = routing.x;

@@ -34,6 +34,7 @@ struct ExpertChoice {
     ExpertGroup* groups = nullptr;        // [pairs]
     std::int32_t* group_count = nullptr;
     std::int32_t* touched = nullptr;  // how many experts were chosen at all; or nullptr
+    int pairs = 0;                    // how many there are room for
 };
 
 struct Routing {
@@ -47,7 +48,7 @@ struct Routing {
     ExpertChoice choice;      // out
 };
 
-// At most 512 rows, 512 experts and 16 choices; hidden a multiple of 128.
+// At most 512 rows, 2 to 512 experts and 16 choices; hidden a multiple of 128.
 Status route(const Routing& routing, const LaunchContext& context);
 
 }  // namespace percheron::ops::cuda

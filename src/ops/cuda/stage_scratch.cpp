@@ -62,6 +62,7 @@ ExpertsScratch ExpertsScratch::lay_out(DeviceScratch& scratch, const NetworkShap
     s.choice.pair_order = scratch.take<std::uint32_t>(pairs);
     s.choice.groups = scratch.take<ExpertGroup>(pairs);
     s.choice.group_count = scratch.take<std::int32_t>(1);
+    s.choice.pairs = static_cast<int>(pairs);
     s.inside = scratch.take<__nv_bfloat16>(pairs * shape.expert_intermediate);
     s.pair_output = scratch.take<float>(pairs * shape.hidden);
     s.shared_inside = scratch.take<__nv_bfloat16>(rows * shape.shared_intermediate);
