@@ -1,6 +1,6 @@
-// step_bench [FILTER]: whole decode steps of full-size layers with random weights, through the
-// backend as the engine calls it: what a step must read over this run's read ceiling, beside the
-// median time of a step from host to host.
+// step_bench [CASE] [LAYERS]: whole decode steps of full-size layers with random weights, through
+// the backend as the engine calls it: what a step must read over this run's read ceiling, beside
+// the median time of a step from host to host.  With LAYERS, a few rows of so many layers only.
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -275,8 +275,13 @@ int main(int argc, char** argv) {
         {"fp8", WeightFormat::fp8_block, 15, 1, few},
         {"nvfp4", WeightFormat::nvfp4, 24, 1, few},
     };
-    for (const Case& one : cases) {
-        if (argc < 2 || std::strcmp(one.name, argv[1]) == 0) bench_case(one);
+    for (Case one : cases) {
+        if (argc > 1 && std::strcmp(one.name, argv[1]) != 0) continue;
+        if (argc > 2) {
+            one.layers = std::strtoul(argv[2], nullptr, 10);
+            one.points = {{1, 2048}, {8, 8192}};
+        }
+        bench_case(one);
     }
     return 0;
 }

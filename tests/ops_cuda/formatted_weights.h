@@ -23,7 +23,7 @@ inline model::ModelConfig cuda_config() {
     config.vocabulary = 331;
     config.hidden = 256;
     config.dense_intermediate = 384;
-    config.expert_intermediate = 128;
+    config.expert_intermediate = 256;
     config.mixers = {MixerKind::kda, MixerKind::sparse_attention, MixerKind::kda,
                      MixerKind::sparse_attention};
     config.feed_forward = {FeedForwardKind::dense, FeedForwardKind::experts,
@@ -90,6 +90,13 @@ class FormattedWeights final : public model::WeightSource {
 
 inline ops::WeightFormat all_bf16(std::string_view) {
     return ops::WeightFormat::bf16;
+}
+
+// The released network: all but the experts in bf16.
+inline FormattedWeights::Choice experts_in(ops::WeightFormat format) {
+    return [format](std::string_view stem) {
+        return stem.find(".experts.") != std::string_view::npos ? format : ops::WeightFormat::bf16;
+    };
 }
 
 // As quantised checkpoints mix them: 4-bit experts, fp8 trunk, some bf16 in between.

@@ -113,6 +113,9 @@ KERNEL_TEST(network_against_the_reference) {
         const char* name;
         FormattedWeights::Choice choice;
     } cases[] = {{"bf16", all_bf16},
+                 {"w4a16 experts", experts_in(WeightFormat::w4a16)},
+                 {"nvfp4 experts", experts_in(WeightFormat::nvfp4)},
+                 {"fp8 experts", experts_in(WeightFormat::fp8_block)},
                  {"fp8 with w4a16 experts", mixed(WeightFormat::w4a16)},
                  {"fp8 with nvfp4 experts", mixed(WeightFormat::nvfp4)},
                  {"fp8", mixed(WeightFormat::fp8_block)}};
@@ -147,7 +150,7 @@ KERNEL_TEST(network_against_the_reference) {
 KERNEL_TEST(network_chunks_and_graphs_change_no_bit) {
     const model::ModelConfig config = cuda_config();
     const std::vector<TokenId> ids = tests::random_tokens(311, config.vocabulary, 4);
-    FormattedWeights weights(6, mixed(WeightFormat::w4a16));
+    FormattedWeights weights(6, experts_in(WeightFormat::w4a16));
     Machine machine = Machine::on_cuda(config, weights, 16, 3);
     Machine launching = Machine::on_cuda(config, weights, 16, 3, false);
     const auto expected = whole_life(machine, ids, 300, 512);
@@ -216,7 +219,7 @@ KERNEL_TEST(network_verification_equals_decoding) {
     const model::ModelConfig config = cuda_config();
     const std::vector<TokenId> ids = tests::random_tokens(160, config.vocabulary, 5);
     const std::span<const TokenId> all(ids);
-    FormattedWeights weights(7, mixed(WeightFormat::w4a16));
+    FormattedWeights weights(7, experts_in(WeightFormat::w4a16));
     Machine machine = Machine::on_cuda(config, weights, 8, 2);
     const std::size_t prompt = 130, vocabulary = config.vocabulary;
     SequenceRunner plain(*machine.network, machine.caches->views(), RequestSlot(0),
@@ -251,9 +254,11 @@ KERNEL_TEST(network_rows_alone_and_together) {
     constexpr std::uint32_t sequences = 512, steps = 5;
     const std::size_t vocabulary = config.vocabulary;
     const std::vector<TokenId> ids = tests::random_tokens(sequences * steps, vocabulary, 6);
-    for (const WeightFormat experts : {WeightFormat::w4a16, WeightFormat::bf16}) {
-        FormattedWeights weights(
-            8, experts == WeightFormat::bf16 ? FormattedWeights::Choice(all_bf16) : mixed(experts));
+    const FormattedWeights::Choice choices[] = {
+        mixed(WeightFormat::w4a16), all_bf16, experts_in(WeightFormat::w4a16),
+        experts_in(WeightFormat::fp8_block), experts_in(WeightFormat::nvfp4)};
+    for (const FormattedWeights::Choice& choice : choices) {
+        FormattedWeights weights(8, choice);
         Machine machine = Machine::on_cuda(config, weights, sequences, sequences);
         // Logits [step][sequence][vocabulary] of sequences [first, first + count).
         const auto run = [&](std::uint32_t first, std::uint32_t count) {
