@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "tools/inflate.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 
 namespace percheron::apps {
 namespace {
@@ -21,6 +22,8 @@ struct Arguments {
     std::uint64_t shard_size = Bytes{5} << 30;
     std::string inflated;  // model to make larger; empty: random values
     std::uint64_t size = 0;
+    std::string drafter;  // kind of the drafter to write; empty: a model
+    std::string target;   // the model it is for
     tools::SynthOptions options;
 };
 
@@ -45,7 +48,26 @@ int inflate(const Arguments& arguments) {
     return 0;
 }
 
+int write_drafter(const Arguments& arguments) {
+    const auto model = tools::resolve_model(arguments.target);
+    if (!model.ok()) return fail(1, model.error().message());
+    const auto config = tools::read_model_config(*model);
+    if (!config.ok()) return fail(1, config.error().message());
+    const auto drafter =
+        checkpoint::make_synthetic_drafter(arguments.drafter, *config, arguments.options.spec.seed);
+    if (!drafter.ok()) return fail(2, drafter.error().message());
+    tools::SynthOptions options = arguments.options;
+    options.progress = ByteProgress("synth");
+    const auto report = tools::synth_drafter(arguments.out, *drafter, options);
+    if (!report.ok()) return fail(1, report.error().message());
+    std::printf("%s: a drafter for %s, %zu tensors, %.2f MiB\n", arguments.out.c_str(),
+                model->string().c_str(), report->tensors,
+                static_cast<double>(report->bytes) / (1024.0 * 1024.0));
+    return 0;
+}
+
 int run(Arguments& arguments) {
+    if (!arguments.drafter.empty()) return write_drafter(arguments);
     if (!arguments.inflated.empty()) return inflate(arguments);
     tools::SynthOptions& options = arguments.options;
     const auto format = checkpoint::spec_format(arguments.format);
@@ -82,7 +104,8 @@ void add_synth(CLI::App& app, int& exit_code) {
         "keys,\n"
         "is the same model without a file.\n\n"
         "Example: percheron synth small --layers 8 --experts 16 --hidden 512 --format w4a16\n"
-        "         percheron synth large --inflate models/nano --size 2GiB");
+        "         percheron synth large --inflate models/nano --size 2GiB\n"
+        "         percheron synth drafter --drafter reference --for models/nano");
     command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
         ->required();
     tools::SynthOptions& options = arguments->options;
@@ -109,6 +132,12 @@ void add_synth(CLI::App& app, int& exit_code) {
     command->add_option("--size", arguments->size, "Of the widened model at most, e.g. 2GiB")
         ->transform(CLI::AsSizeValue(false))
         ->needs(inflated);
+    auto* const drafter = command->add_option(
+        "--drafter", arguments->drafter,
+        "Write a DFlash2 drafter: reference (windowed) or full (sees everything)");
+    drafter->check(CLI::IsMember({"reference", "full"}))->excludes(inflated);
+    command->add_option("--for", arguments->target, "Model the drafter is for (default: nano)")
+        ->needs(drafter);
     command->add_flag("--split-pairs", options.split_pairs,
                       "Put the scales of weights into other files than the weights");
     command->add_option("--threads", options.threads, "Threads, 0 for all processors")

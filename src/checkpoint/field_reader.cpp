@@ -91,6 +91,26 @@ std::vector<std::string> FieldReader::words(std::string_view field, std::size_t 
     return result;
 }
 
+std::vector<std::size_t> FieldReader::sizes(std::string_view field, std::size_t least,
+                                            std::size_t most) {
+    const Json* value = need(field);
+    if (value == nullptr) return {};
+    std::vector<std::size_t> result;
+    bool good = value->is_array();
+    for (std::size_t i = 0; good && i < value->size(); ++i) {
+        result.push_back(least);
+        good = whole_number((*value)[i], least, most, result.back());
+    }
+    if (!good) {
+        fail(field,
+             "must be a list of whole numbers from " + std::to_string(least) + " to " +
+                 std::to_string(most),
+             ErrorCode::corrupt);
+        return {};
+    }
+    return result;
+}
+
 std::vector<std::int32_t> FieldReader::token_ids(std::string_view field, std::size_t vocabulary) {
     const Json* value = find(field);
     if (value == nullptr) return {};

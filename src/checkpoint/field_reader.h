@@ -36,6 +36,8 @@ class FieldReader {
     bool flag(std::string_view field);
     // A list of strings, of exactly `count` entries.
     std::vector<std::string> words(std::string_view field, std::size_t count);
+    // A list of whole numbers in [least, most].
+    std::vector<std::size_t> sizes(std::string_view field, std::size_t least, std::size_t most);
     // A token id, a list of them, or null (no ids).
     std::vector<std::int32_t> token_ids(std::string_view field, std::size_t vocabulary);
     // A nested object; an empty one if it is missing, which is then the error.

@@ -137,6 +137,7 @@ enum class WeightUse : std::uint8_t { product, rows };
 
 class VisionStages;
 class MtpStages;
+class DrafterStages;
 
 // Memory of a backend, freed with the object.
 class BackendBuffer {
@@ -228,6 +229,9 @@ class Backend {
     const VisionStages* vision() const { return const_cast<Backend*>(this)->vision(); }
     // Those that only the MTP layer has (mtp_stages.h); null: this backend has none.
     virtual MtpStages* mtp() { return nullptr; }
+    // Those of a block drafter (drafter_stages.h); null: this backend has none.
+    virtual DrafterStages* drafter() { return nullptr; }
+    const DrafterStages* drafter() const { return const_cast<Backend*>(this)->drafter(); }
 
     // Copies rows to host memory, widened to float, out[rows][columns]; after run() has returned.
     virtual void read(const Activations& rows, float* out) = 0;

@@ -56,7 +56,8 @@ ComposedBackend::ComposedBackend(std::string name, Arithmetic arithmetic,
     : name_(std::move(name)),
       arithmetic_(arithmetic),
       primitives_(std::move(primitives)),
-      vision_(*primitives_, arithmetic) {}
+      vision_(*primitives_, arithmetic),
+      drafter_(*primitives_, arithmetic) {}
 
 ComposedBackend::~ComposedBackend() = default;
 

@@ -12,6 +12,7 @@
 
 #include "core/views.h"
 #include "ops/backend.h"
+#include "ops/composed_drafter.h"
 #include "ops/composed_vision.h"
 #include "ops/mtp_stages.h"
 #include "ops/primitives.h"
@@ -55,6 +56,7 @@ class ComposedBackend : public Backend, private MtpStages {
               Activations logits) override;
     VisionStages* vision() override { return &vision_; }
     MtpStages* mtp() override { return this; }
+    DrafterStages* drafter() override { return &drafter_; }
     void read(const Activations& rows, float* out) override;
 
     // Shows every sparse layer's choice of tokens right after it is made, for comparing with other
@@ -86,6 +88,7 @@ class ComposedBackend : public Backend, private MtpStages {
     Arithmetic arithmetic_;
     std::unique_ptr<Primitives> primitives_;
     ComposedVision vision_;
+    ComposedDrafter drafter_;
     NetworkShape shape_;
     ScratchArena scratch_;
     std::vector<std::unique_ptr<float[]>> vectors_;

@@ -85,6 +85,8 @@ class ForwardingBackend : public Backend {
     using Backend::vision;
     VisionStages* vision() override { return inner_.vision(); }
     MtpStages* mtp() override { return inner_.mtp(); }
+    using Backend::drafter;
+    DrafterStages* drafter() override { return inner_.drafter(); }
     void read(const Activations& rows, float* out) override { inner_.read(rows, out); }
 
   protected:

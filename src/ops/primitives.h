@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "ops/add_rows.h"
 #include "ops/backend.h"
+#include "ops/block_drafting.h"
 #include "ops/combine_experts.h"
 #include "ops/gated_norm.h"
 #include "ops/gelu.h"
@@ -32,6 +33,7 @@
 namespace percheron::ops {
 
 struct VisionShape;
+struct DrafterShape;
 
 class Primitives {
   public:
@@ -81,6 +83,15 @@ class Primitives {
     virtual void gelu(const Gelu& op) = 0;
     virtual void store_patch_heads(const StorePatchHeads& op) = 0;
     virtual void patch_attention(const PatchAttention& op) = 0;
+
+    // ---- a block drafter's, prepared apart too.
+    virtual Bytes drafter_working_bytes(const DrafterShape&) const { return 0; }
+    virtual Status prepare_drafter(const DrafterShape& shape) = 0;
+    virtual void rope_angles(const RopeAngles& op) = 0;
+    virtual void rotate_heads(const RotateHeads& op) = 0;
+    virtual void store_context(const StoreContext& op) = 0;
+    virtual void block_attention(const BlockAttention& op) = 0;
+    virtual void block_conv(const BlockConv& op) = 0;
 };
 
 }  // namespace percheron::ops

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/synthetic_model.h"
+#include "checkpoint/torch_vector.h"
 #include "core/files.h"
 #include "tools/checkpoint_folder.h"
 
@@ -103,12 +104,10 @@ Result<std::vector<Unit>> shards_of(const SyntheticModel& model, const SynthOpti
 
 class Writer {
   public:
-    Writer(const SyntheticModel& model, const fs::path& out, const SynthOptions& options)
-        : seed_(model.spec.seed),
-          out_(out),
-          options_(options),
-          pool_({.threads = options.threads}) {
-        for (const SyntheticWeight& weight : model.weights) {
+    Writer(const std::vector<SyntheticWeight>& weights, std::uint64_t seed, const fs::path& out,
+           const SynthOptions& options)
+        : seed_(seed), out_(out), options_(options), pool_({.threads = options.threads}) {
+        for (const SyntheticWeight& weight : weights) {
             for (const SyntheticTensor& part : weight.parts) {
                 tensors_.emplace(part.header.name, &part);
                 total_ += part.header.bytes();
@@ -160,7 +159,8 @@ Result<SynthReport> synth(const fs::path& out, const SynthOptions& options) {
     PERCHERON_ASSIGN(const SyntheticModel model, checkpoint::make_synthetic_model(options.spec));
     PERCHERON_ASSIGN(const std::vector<Unit> shards, shards_of(model, options));
     PERCHERON_TRY(make_output_folder(out));
-    PERCHERON_ASSIGN(SynthReport report, Writer(model, out, options).run(shards));
+    PERCHERON_ASSIGN(SynthReport report,
+                     Writer(model.weights, model.spec.seed, out, options).run(shards));
     report.tokenizer = !options.tokenizer_from.empty() &&
                        options.spec.vocabulary >= checkpoint::embedded_vocabulary;
     if (report.tokenizer) {
@@ -168,6 +168,24 @@ Result<SynthReport> synth(const fs::path& out, const SynthOptions& options) {
     }
     // Last, so that a folder with a config is a whole checkpoint.
     PERCHERON_TRY(write_text_file(out / "config.json", checkpoint::written_config(model)));
+    return report;
+}
+
+Result<SynthReport> synth_drafter(const fs::path& out, const checkpoint::SyntheticDrafter& drafter,
+                                  const SynthOptions& options) {
+    Unit all;
+    for (const SyntheticWeight& weight : drafter.weights) {
+        all.push_back(weight.parts.front().header);
+    }
+    PERCHERON_TRY(make_output_folder(out));
+    PERCHERON_ASSIGN(const SynthReport report,
+                     Writer(drafter.weights, drafter.seed, out, options).run({all}));
+    if (!drafter.config.mask.empty()) {
+        PERCHERON_TRY(
+            write_text_file(out / "mask_embedding.pt",
+                            checkpoint::torch_vector_file(drafter.config.mask, "mask_embedding")));
+    }
+    PERCHERON_TRY(write_text_file(out / "config.json", checkpoint::written_config(drafter)));
     return report;
 }
 

@@ -7,6 +7,7 @@
 
 #include "percheron/types.h"
 
+#include "checkpoint/synthetic_drafter.h"
 #include "checkpoint/synthetic_spec.h"
 #include "core/status.h"
 
@@ -33,5 +34,10 @@ struct SynthReport {
 // The values depend on the spec only, never on shards or threads.
 // Errors: invalid_argument (the spec, OUT, more shards than weights); io.
 Result<SynthReport> synth(const std::filesystem::path& out, const SynthOptions& options);
+
+// A drafter's folder, in one file; of `options` threads and progress count.  Errors: as above.
+Result<SynthReport> synth_drafter(const std::filesystem::path& out,
+                                  const checkpoint::SyntheticDrafter& drafter,
+                                  const SynthOptions& options);
 
 }  // namespace percheron::tools

@@ -56,6 +56,14 @@ class CpuPrimitives : public Primitives {
     void store_patch_heads(const StorePatchHeads& op) override;
     void patch_attention(const PatchAttention& op) override;
 
+    Bytes drafter_working_bytes(const DrafterShape& shape) const override;
+    Status prepare_drafter(const DrafterShape& shape) override;
+    void rope_angles(const RopeAngles& op) override;
+    void rotate_heads(const RotateHeads& op) override;
+    void store_context(const StoreContext& op) override;
+    void block_attention(const BlockAttention& op) override;
+    void block_conv(const BlockConv& op) override;
+
     // A whole turn of the hyper-connections (MhcTurn), every block of rows by one thread from its
     // update to its norm: the rows stay in the first cache, and nothing waits in between.  Bits as
     // by the primitives above.  False, with nothing done, if the turn is better split otherwise:
@@ -78,6 +86,13 @@ class CpuPrimitives : public Primitives {
     };
     static VisionSizes vision_sizes(const VisionShape& shape, std::size_t rows,
                                     std::size_t patches);
+
+    struct DrafterSizes {
+        std::size_t packed = 0, thread = 0, widest_input = 0;
+    };
+    static DrafterSizes drafter_sizes(const DrafterShape& shape);
+    void attend_block(const BlockAttention& op, const DraftRows& block, std::size_t head,
+                      std::size_t thread);
 
     // body(first, last, thread) over [0, count) in blocks that take a few microseconds, given the
     // vector operations of one item; on this thread alone if all of it is too little.

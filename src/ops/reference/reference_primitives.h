@@ -40,6 +40,13 @@ class ReferencePrimitives : public Primitives {
     void gelu(const Gelu& op) override;
     void store_patch_heads(const StorePatchHeads& op) override;
     void patch_attention(const PatchAttention& op) override;
+
+    Status prepare_drafter(const DrafterShape&) override { return {}; }
+    void rope_angles(const RopeAngles& op) override;
+    void rotate_heads(const RotateHeads& op) override;
+    void store_context(const StoreContext& op) override;
+    void block_attention(const BlockAttention& op) override;
+    void block_conv(const BlockConv& op) override;
 };
 
 }  // namespace percheron::ops::reference

@@ -1,0 +1,41 @@
+// Stored tensors in the form a network asks for, by canonical or stored name.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/shards.h"
+#include "core/status.h"
+#include "model/weight_source.h"
+
+namespace percheron::checkpoint {
+
+class ShardWeights : public model::WeightSource {
+  public:
+    const ShardSet& shards() const { return shards_; }
+    // Bytes of all mapped files: what the page cache holds once everything was read.
+    Bytes mapped_bytes() const;
+
+    bool has(std::string_view stem) const override;
+    // Also takes tensors of more extents whose first is n and whose others multiply to k
+    // (convolutions, the patch embedding), if they are BF16 or F32.  Reads FP8 codes once: NaN is
+    // corrupt.  Thread-safe.
+    Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override;
+    Status vector(std::string_view name, std::span<float> out) override;
+
+  protected:
+    ShardSet shards_;
+
+  private:
+    // The bytes of a stored tensor at an address that suits its type.
+    const void* aligned(const TensorPlace& place);
+
+    std::mutex copies_mutex_;
+    // Copies of tensors that a writer left unaligned.
+    std::map<const StoredTensor*, std::vector<std::byte>> copies_;
+};
+
+}  // namespace percheron::checkpoint
