@@ -24,9 +24,19 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
     command
         .add_option(
             "--draft", load.draft.proposer,
-            "Who guesses tokens ahead: auto, mtp (the model's own layer), copy (the request's "
-            "own text) or off; no token ever depends on it")
+            "Who guesses tokens ahead: auto, mtp (the model's own layer), dflash2 (a drafter of "
+            "--draft-model), copy (the request's own text) or off; no token ever depends on it")
         ->capture_default_str();
+    command.add_option("--draft-model", load.draft.model, "Folder of a DFlash2 or DFlash drafter");
+    command
+        .add_option("--draft-cache", load.draft.cache,
+                    "Type of that drafter's keys and values: auto (bf16) or fp8")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
+    command
+        .add_option("--draft-window", load.draft.window,
+                    "Positions that its layers see which see everything (default: all)")
+        ->check(CLI::Range(64, 1 << 30));
     command
         .add_option_function<std::string>(
             "--draft-depth",

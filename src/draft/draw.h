@@ -12,16 +12,19 @@
 
 namespace percheron::draft {
 
-// The draft for position first + drafts.size(), where `drafts` stand from `first` on.
+// The draft for position first + drafts.size(), where `drafts` stand from `first` on.  `allowed`:
+// the bits of the proposer's candidates; empty: everything.
 // Errors: the sampler's (broken logits, nothing left to choose).
 inline Result<TokenId> draw_draft(sampling::Sampler& sampler, const Drawing& drawing,
                                   std::span<const float> logits, Position first,
-                                  std::span<const TokenId> drafts) {
+                                  std::span<const TokenId> drafts,
+                                  std::span<const std::uint32_t> allowed = {}) {
     sampling::SamplingRow row;
     row.logits = logits;
     row.parameters = drawing.parameters;
     row.counts = drawing.counts;
     row.banned = drawing.banned;
+    row.allowed = allowed;
     row.noise = drawing.noise;
     row.position = first + static_cast<Position>(drafts.size());
     if (row.position < drawing.stops_masked_before) {

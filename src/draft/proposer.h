@@ -62,7 +62,7 @@ struct DraftSequence {
 class Proposer {
   public:
     virtual ~Proposer() = default;
-    virtual std::string_view name() const = 0;  // "mtp", "copy"
+    virtual std::string_view name() const = 0;  // "mtp", "dflash2", "copy"
 
     // Naming drafts takes steps of its own, so that how many are wanted is decided before;
     // otherwise they cost nothing and are cut to what they are worth.
@@ -74,6 +74,12 @@ class Proposer {
 
     // The slot was given to a new sequence, or to an old one that starts over.
     virtual void begin(RequestSlot slot) = 0;
+    // Right after that: the sequence goes on from a checkpoint at `position`.
+    virtual void resume(RequestSlot, Position /*position*/, CheckpointId) {}
+    // The slot's state at `position`, all of it shown, has become the checkpoint.
+    virtual void save(RequestSlot, Position /*position*/, CheckpointId) {}
+    // The sequence has ended.  Not said of one that is preempted.
+    virtual void end(RequestSlot) {}
 
     // Sees every sequence of a step and fills their drafts.
     // Errors: of the backend, which end the engine as the trunk's own would.

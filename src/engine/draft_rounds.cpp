@@ -47,9 +47,27 @@ std::string DraftRounds::name() const {
     return name;
 }
 
-void DraftRounds::begin(Sequence& sequence) {
+void DraftRounds::save(std::span<const StateCopy> copies) {
+    for (const StateCopy& copy : copies) {
+        for (const auto& proposer : proposers_) {
+            proposer->save(copy.slot, copy.position, copy.checkpoint);
+        }
+    }
+}
+
+void DraftRounds::end(const Sequence& sequence) {
+    if (!sequence.slot) return;
+    for (const auto& proposer : proposers_) {
+        proposer->end(*sequence.slot);
+    }
+}
+
+void DraftRounds::begin(Sequence& sequence, std::optional<CheckpointId> restored) {
     for (const auto& proposer : proposers_) {
         proposer->begin(*sequence.slot);
+        if (restored) {
+            proposer->resume(*sequence.slot, sequence.computed, *restored);
+        }
     }
     if (options_.adaptive) {
         Drafting& drafting = sequence.drafting;

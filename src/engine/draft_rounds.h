@@ -38,8 +38,11 @@ class DraftRounds {
     // "mtp", "copy", "copy+mtp"
     std::string name() const;
 
-    // The sequence got its slot.
-    void begin(Sequence& sequence);
+    // The sequence got its slot, with a checkpoint's state or none.
+    void begin(Sequence& sequence, std::optional<CheckpointId> restored);
+    // States that were copied out of their slots after the step whose rows have been shown.
+    void save(std::span<const StateCopy> copies);
+    void end(const Sequence& sequence);
     // Of a round with the sequence's first `drafted` drafts, which are over with it.
     void count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
     // Drafts for the next step of every sequence of the plan that lives on; ended ones are null.

@@ -307,7 +307,7 @@ Status LocalEngine::step() {
         } else {
             caches_->clear_slot(*sequence.slot);
         }
-        if (rounds_) rounds_->begin(sequence);
+        if (rounds_) rounds_->begin(sequence, admission.restore);
         if (!plan_.background) {
             announce(sequence);
         }
@@ -330,6 +330,7 @@ Status LocalEngine::step() {
         }
         if (rounds_) {
             PERCHERON_TRY(rounds_->propose(plan_, seconds_between(start, Clock::now())));
+            rounds_->save(plan_.copies);
         }
     }
     reprefill_.after_step(scheduler_);
@@ -399,6 +400,7 @@ void LocalEngine::finish(Sequence& sequence, Ending ending) {
     statistics.decode_seconds = seconds_between(first_token, now);
     if (rounds_) {
         rounds_->write_statistics(sequence, statistics);
+        rounds_->end(sequence);
     }
     events_.of(sequence.sink).finished.push_back(std::move(finished));
     ++finished_now_;

@@ -53,8 +53,13 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     MemoryPlan plan;
     plan.available = machine.available;
     plan.floor = floor_of(machine);
-    plan.bytes_per_token = needs.caches.bytes_per_token();
-    plan.bytes_per_sequence = needs.caches.bytes_per_sequence();
+    // A drafter that sees everything has a page beside each of the pool's; one with a window has a
+    // few for every slot and checkpoint.
+    const bool draft_window = needs.draft_pages_a_slot > 0;
+    const Bytes draft_page_share = draft_window ? 0 : needs.draft_page;
+    const Bytes draft_slot_context = needs.draft_pages_a_slot * needs.draft_page;
+    plan.bytes_per_token = needs.caches.bytes_per_token() + draft_page_share / ops::page_tokens;
+    plan.bytes_per_sequence = needs.caches.bytes_per_sequence() + draft_slot_context;
     if (wishes.context && *wishes.context > needs.context_limit) {
         return Error(ErrorCode::invalid_argument, "--context " + std::to_string(*wishes.context) +
                                                       " is beyond the model's limit of " +
@@ -62,11 +67,12 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
                                                       " tokens");
     }
 
-    Bytes page_bytes = needs.caches.page_bytes() + (wishes.prefix_cache ? tree_block_bytes : 0);
-    const Bytes slot_bytes = needs.caches.slot_bytes();
+    Bytes page_bytes =
+        needs.caches.page_bytes() + draft_page_share + (wishes.prefix_cache ? tree_block_bytes : 0);
+    const Bytes slot_bytes = plan.bytes_per_sequence;
     const Bytes fixed =
-        needs.weights + needs.program + needs.network.total() + needs.mtp + needs.tower +
-        needs.image_features +
+        needs.weights + needs.program + needs.network.total() + needs.mtp + needs.drafter +
+        needs.tower + needs.image_features +
         sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
@@ -99,7 +105,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     }
 
     // Checkpoints first.
-    const Bytes checkpoint_bytes = needs.caches.checkpoint_bytes();
+    const Bytes checkpoint_bytes =
+        needs.caches.checkpoint_bytes() + needs.draft_pages_a_checkpoint * needs.draft_page;
     if (wishes.prefix_cache) {
         const std::uint64_t pages = wishes.context ? cache::pages_for(context) : 1;
         const Bytes memory = wishes.checkpoint_memory.value_or(default_checkpoint_memory(
@@ -120,7 +127,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     }
 
     if (plan.checkpoints == 0) {
-        page_bytes = needs.caches.page_bytes();
+        page_bytes = needs.caches.page_bytes() + draft_page_share;
     }
 
     // Slots (what a named context leaves, at most half), then pages from the rest.
@@ -166,8 +173,16 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         {"latent pages", plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
         {"pooled index keys", plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
         {"request slots (KDA state, conv rows, tails)",
-         slots_total - plan.max_running * needs.draft_slot_share},
+         slots_total - plan.max_running * (needs.draft_slot_share + draft_slot_context)},
     };
+    if (needs.draft_page > 0) {
+        plan.draft_pages = draft_window ? plan.max_running * needs.draft_pages_a_slot +
+                                              plan.checkpoints * needs.draft_pages_a_checkpoint
+                                        : plan.pages;
+        plan.rows.push_back({"drafting: the drafter, taps and logits", needs.drafter});
+        plan.rows.push_back(
+            {"drafting: the drafter's context", plan.draft_pages * needs.draft_page});
+    }
     if (needs.draft_slot_share > 0) {
         plan.rows.push_back(
             {"drafting: rows not yet accepted", plan.max_running * needs.draft_slot_share});
@@ -180,7 +195,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
             {"drafting: index of texts", plan.kv_tokens * needs.copy_index_per_token});
     }
     if (plan.checkpoints > 0) {
-        plan.rows.push_back({"prefix checkpoints", plan.checkpoints * checkpoint_bytes});
+        plan.rows.push_back(
+            {"prefix checkpoints", plan.checkpoints * needs.caches.checkpoint_bytes()});
         plan.rows.push_back({"prefix tree", plan.pages * tree_block_bytes});
     }
     if (needs.tower > 0) {

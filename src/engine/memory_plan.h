@@ -30,6 +30,13 @@ struct MemoryNeeds {
     Bytes mtp = 0;
     Bytes draft_slot_share = 0;
     Bytes copy_index_per_token = 0;
+    // A drafter of its own folder: weights, activations, taps and logits; a page of its context,
+    // and how many of them a request slot and a checkpoint hold at most.  No slot's: every page of
+    // the pool has one of the drafter's beside it.
+    Bytes drafter = 0;
+    Bytes draft_page = 0;
+    std::uint32_t draft_pages_a_slot = 0;
+    std::uint32_t draft_pages_a_checkpoint = 0;
     std::size_t vocabulary = 0;
     cache::CacheShape caches;
     std::uint64_t context_limit = 0;  // of the model
@@ -61,6 +68,7 @@ struct MemoryPlan {
     std::uint32_t pages = 0;
     std::uint32_t max_running = 0;
     std::uint32_t checkpoints = 0;      // of the prefix cache; 0: it is off
+    std::uint32_t draft_pages = 0;      // of a drafter's context
     std::uint32_t context = 0;          // tokens of one request, prompt and reply
     std::uint64_t kv_tokens = 0;        // over all requests
     std::uint64_t largest_request = 0;  // tokens that fit if it runs alone

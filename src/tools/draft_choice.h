@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -12,8 +13,11 @@
 namespace percheron::tools {
 
 struct DraftWish {
-    std::string proposer = "auto";       // auto, off, mtp, copy
-    std::optional<std::uint32_t> depth;  // drafts of a round; absent: decided while running
+    std::string proposer = "auto";             // auto, off, mtp, dflash2, copy
+    std::optional<std::uint32_t> depth = {};   // drafts of a round; absent: decided while running
+    std::filesystem::path model = {};          // the drafter's folder, of dflash2
+    std::string cache = "auto";                // type of its context: auto (the model's), bf16, fp8
+    std::optional<std::uint32_t> window = {};  // of its layers that see everything
 };
 
 // Drafts of a round at most, asked for by number and decided while running.
@@ -26,7 +30,7 @@ inline constexpr std::size_t layers_worth_a_pass = 16;
 
 // `has_mtp`: the files hold the model's layer and the backend computes it.  `pays`: auto takes it.
 // Errors: invalid_argument (a name or depth that does not exist, a depth without a proposer),
-// unsupported (mtp without a layer, a proposer that is not built).
+// unsupported (mtp without a layer).
 Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp, bool pays = true);
 
 }  // namespace percheron::tools

@@ -14,6 +14,7 @@
 #include "model/network.h"
 #include "model/vision_tower.h"
 #include "tools/devices.h"
+#include "tools/load_drafter.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
 
@@ -93,6 +94,11 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(
         const draft::DraftOptions drafting,
         choose_drafting(options.draft, has_mtp, config.layers() >= layers_worth_a_pass));
+    std::optional<DrafterFolder> drafter;
+    if (drafting.dflash2) {
+        PERCHERON_ASSIGN(drafter, open_drafter(options.draft, config, drafting, options.arithmetic,
+                                               *parts.backend));
+    }
     // All of a few streams draft as deep as they like; many share what there is.
     constexpr std::uint32_t deep_streams = 8;
     const std::uint32_t draft_rows = deep_streams * drafting.depth;
@@ -135,6 +141,9 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     if (drafting.mtp) {
         needs.mtp = model::MtpLayer::memory(config, *parts.backend, mtp_options);
     }
+    if (drafter) {
+        add_needs(*drafter, *parts.backend, network_options, needs);
+    }
     if (drafting.copy) {
         needs.copy_index_per_token = draft::CopyIndex::bytes(1);
     }
@@ -158,12 +167,19 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         PERCHERON_ASSIGN(parts.mtp, model::MtpLayer::load(*parts.network, *source.weights,
                                                           *parts.backend, mtp_options));
     }
+    if (drafter) {
+        PERCHERON_ASSIGN(parts.proposer,
+                         load_drafter(*drafter, *parts.network, *parts.backend, network_options,
+                                      plan.draft_pages, plan.max_running));
+        parts.weights = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+            std::move(parts.weights), std::move(drafter->files));
+    }
     if (sees) {
         PERCHERON_ASSIGN(parts.tower, model::VisionTower::load(config, *source.weights,
                                                                *parts.backend, vision_options));
     }
     stages.done("network: " + std::to_string(config.layers()) + " layers" +
-                (parts.mtp ? ", the MTP layer" : "") +
+                (parts.mtp ? ", the MTP layer" : "") + (drafter ? ", the drafter" : "") +
                 (parts.tower ? " and the vision tower on " : " on ") +
                 std::string(parts.backend->name()));
 

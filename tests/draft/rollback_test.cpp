@@ -1,6 +1,6 @@
 // Whatever is accepted and rejected, round after round, the caches of a sequence end up as those of
 // one that was decoded token by token: KDA states, convolution rows, index tails, pooled keys and
-// latents, the MTP layer's included, bit for bit.
+// latents, the MTP layer's included, and the contexts of DFlash2 drafters, bit for bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,8 +13,11 @@
 #include <gtest/gtest.h>
 
 #include "cache/cache_store.h"
+#include "draft/context_cache.h"
+#include "draft/dflash2_proposer.h"
 #include "draft/mtp_proposer.h"
 #include "draft/verification.h"
+#include "model/dflash2.h"
 #include "model/mtp_layer.h"
 #include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
@@ -70,16 +73,49 @@ class RollbackTest : public testing::TestWithParam<Computer> {
         model::NetworkOptions options;
         options.max_rows = 512;
         options.max_logit_rows = 64;
+        for (const bool full : {false, true}) {
+            model::Dflash2Config& drafter = drafters_[full];
+            drafter.vocabulary = config_.vocabulary;
+            drafter.hidden = config_.hidden;
+            drafter.intermediate = 24;
+            drafter.heads = 4;
+            drafter.kv_heads = 2;
+            drafter.head_dim = 16;
+            drafter.windows =
+                full ? std::vector<std::uint32_t>{0, 0} : std::vector<std::uint32_t>{30, 70};
+            drafter.target_layers = {0, 2, 3};
+            drafter.block = deepest + 1;
+            drafter.conv_taps = 2;
+            drafter.conv_width = 4;
+            drafter.selector_rank = 8;
+            drafter.selector_top = 6;
+            drafter.mask_token = TokenId(60);
+            drafter.own_embedding = drafter.own_head = full;
+            drafter.mask.assign(full ? drafter.hidden : 0, 0.3f);
+            drafter.context_limit = 4096;
+        }
         trunk_ = model::Network::load(config_, weights_, *backend_, options).value();
         kv_dtype_ = GetParam().arithmetic == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
         options_ = options;
     }
 
-    // Caches of their own, and the proposer that belongs to them.
+    // Caches of their own, and the proposers that belong to them.
     struct Machine {
         std::unique_ptr<cache::CacheStore> store;
-        std::unique_ptr<MtpProposer> proposer;
+        std::unique_ptr<MtpProposer> mtp;
+        std::array<std::unique_ptr<Dflash2Proposer>, 2> dflash2;  // windowed, full
     };
+    std::unique_ptr<Dflash2Proposer> dflash2(bool full) {
+        const model::Dflash2Config& config = drafters_[full];
+        model::Dflash2Options options;
+        auto drafter = model::Dflash2::load(config, *trunk_, weights_, *backend_, options).value();
+        const ContextShape shape = ContextShape::of(config, kv_dtype_);
+        // Exactly what is planned for: nobody may need more.
+        const std::uint32_t pages = slots * (full ? pages_each : shape.pages_a_slot());
+        return std::make_unique<Dflash2Proposer>(
+            std::move(drafter), ContextCache::create(shape, pages, slots, *backend_).value(),
+            options.block_rows);
+    }
     Machine machine() {
         Machine machine;
         const auto shape =
@@ -87,8 +123,9 @@ class RollbackTest : public testing::TestWithParam<Computer> {
         machine.store =
             cache::CacheStore::create(shape, slots * pages_each, slots, *backend_).value();
         auto layer = model::MtpLayer::load(*trunk_, weights_, *backend_, options_).value();
-        machine.proposer = std::make_unique<MtpProposer>(*trunk_, std::move(layer),
-                                                         machine.store->views().latent.back());
+        machine.mtp = std::make_unique<MtpProposer>(*trunk_, std::move(layer),
+                                                    machine.store->views().latent.back());
+        machine.dflash2 = {dflash2(false), dflash2(true)};
         for (std::uint32_t slot = 0; slot < slots; ++slot) {
             machine.store->clear_slot(RequestSlot(slot));
         }
@@ -174,15 +211,24 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             sequence.most = ready ? 1 + line->computed % deepest : 0;
             seen.push_back(sequence);
         }
-        const Status status = machine.proposer->propose(numeric_class, seen);
-        ASSERT_TRUE(status.ok()) << status.error().message();
-        for (const DraftSequence& sequence : seen) {
-            EXPECT_EQ(sequence.drafts->size(), sequence.most);
+        for (Proposer* const proposer : std::array<Proposer*, 3>{
+                 machine.dflash2[0].get(), machine.dflash2[1].get(), machine.mtp.get()}) {
+            for (const DraftSequence& sequence : seen) {
+                sequence.drafts->clear();
+            }
+            const Status status = proposer->propose(numeric_class, seen);
+            ASSERT_TRUE(status.ok()) << status.error().message();
+            for (const DraftSequence& sequence : seen) {
+                EXPECT_EQ(sequence.drafts->size(), sequence.most) << proposer->name();
+            }
         }
     }
 
     void prefill(Machine& machine, std::span<Timeline> lines) {
         for (Timeline& line : lines) {
+            for (const auto& proposer : machine.dflash2) {
+                proposer->begin(line.slot);
+            }
             line.rows = line.prompt;
             line.drafts.clear();
             line.accepted = 0;
@@ -277,9 +323,29 @@ class RollbackTest : public testing::TestWithParam<Computer> {
                     2 * config_.index_dim * sizeof(float));
             }
         }
+        for (const auto& proposer : machine.dflash2) {
+            const ContextCache& cache = proposer->cache();
+            const ops::DraftContext context = cache.context(line.slot);
+            EXPECT_EQ(context.end, line.end);
+            const std::uint32_t window = cache.shape().window;
+            const Position seen =
+                line.end - std::min(line.end, window == 0 ? line.end : window - 1);
+            EXPECT_LE(context.begin, seen);
+            for (const ops::ContextPages& layer : cache.views()) {
+                for (Position p = seen; p < line.end; ++p) {
+                    const auto* const page =
+                        static_cast<const std::byte*>(layer.page(context.page_of(p)));
+                    const std::size_t row = layer.dim * size_of(layer.dtype);
+                    for (std::size_t part = 0; part < 2 * layer.heads; ++part) {
+                        add(page + (part * ops::page_tokens + p % ops::page_tokens) * row, row);
+                    }
+                }
+            }
+        }
         return bytes;
     }
 
+    std::array<model::Dflash2Config, 2> drafters_;
     model::ModelConfig config_ = tests::small_config();
     tests::RandomWeights weights_{11};
     model::NetworkOptions options_;
