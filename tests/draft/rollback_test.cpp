@@ -61,7 +61,8 @@ struct Timeline {
     std::uint32_t first_row = 0;
     std::uint32_t rows = 0;
     std::vector<TokenId> proposed;
-    std::vector<float> logits;  // of every generated position
+    std::vector<TokenId> all_proposed;  // of the latest step, by every proposer
+    std::vector<float> logits;          // of every generated position
 };
 
 class RollbackTest : public testing::TestWithParam<Computer> {
@@ -121,7 +122,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
         const auto shape =
             cache::CacheShape::of(config_, kv_dtype_, uncommitted_rows(deepest), true);
         machine.store =
-            cache::CacheStore::create(shape, slots * pages_each, slots, *backend_).value();
+            cache::CacheStore::create(shape, slots * pages_each, slots, *backend_, 1).value();
         auto layer = model::MtpLayer::load(*trunk_, weights_, *backend_, options_).value();
         machine.mtp = std::make_unique<MtpProposer>(*trunk_, std::move(layer),
                                                     machine.store->views().latent.back());
@@ -205,6 +206,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             // All that an engine would know now.
             sequence.tokens = std::span(line->tokens).first(line->computed + 1);
             line->proposed.clear();
+            line->all_proposed.clear();
             sequence.drafts = &line->proposed;
             sequence.drawing.parameters = &greedy;
             const bool ready = line->computed >= line->prompt && line->computed < line->end;
@@ -218,8 +220,10 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             }
             const Status status = proposer->propose(numeric_class, seen);
             ASSERT_TRUE(status.ok()) << status.error().message();
-            for (const DraftSequence& sequence : seen) {
-                EXPECT_EQ(sequence.drafts->size(), sequence.most) << proposer->name();
+            for (std::size_t i = 0; i < seen.size(); ++i) {
+                EXPECT_EQ(seen[i].drafts->size(), seen[i].most) << proposer->name();
+                active[i]->all_proposed.insert(active[i]->all_proposed.end(),
+                                               seen[i].drafts->begin(), seen[i].drafts->end());
             }
         }
     }
@@ -401,6 +405,48 @@ TEST_P(RollbackTest, CachesAreThoseOfSerialDecodingAfterAnyPattern) {
     EXPECT_GE(patterns, trials == 50 ? 1000u : 60u);
     EXPECT_GT(rejected, rounds);
     EXPECT_GT(accepted, rounds / 2);
+}
+
+// A prompt that goes on from a checkpoint is drafted for with the same bits as one that was
+// computed whole: the first drafts behind it are the same, and so is all that is left behind.
+TEST_P(RollbackTest, FromACheckpointTheSameIsDrafted) {
+    Machine machine = this->machine();
+    for (const std::uint32_t prompt : {65u, 130u, 150u, 192u}) {
+        std::vector<Timeline> whole = {timeline(prompt, 20, 0, prompt)};
+        const std::uint32_t at = (prompt - 1) / 64 * 64;
+        std::vector<Timeline> resumed = {timeline(prompt, 20, 1, prompt)};
+        resumed[0].pages = whole[0].pages;
+        for (std::vector<Timeline>* const lines : {&whole, &resumed}) {
+            Timeline& line = lines->front();
+            const bool first = lines == &whole;
+            for (const auto& proposer : machine.dflash2) {
+                proposer->begin(line.slot);
+                if (!first) proposer->resume(line.slot, at, CheckpointId(0));
+            }
+            if (first) {
+                machine.store->clear_slot(line.slot);
+                line.rows = at;
+                step(machine, *lines, ops::NumericClass::prefill);
+                machine.store->save(line.slot, at, CheckpointId(0));
+                for (const auto& proposer : machine.dflash2) {
+                    proposer->save(line.slot, at, CheckpointId(0));
+                }
+            } else {
+                machine.store->restore(line.slot, at, CheckpointId(0));
+                line.computed = line.folded = at;
+            }
+            line.rows = prompt - at;
+            step(machine, *lines, ops::NumericClass::prefill);
+            line.end = prompt;
+        }
+        for (const auto& proposer : machine.dflash2) {
+            const ContextCache& cache = proposer->cache();
+            EXPECT_EQ(cache.context(whole[0].slot).begin, cache.context(resumed[0].slot).begin);
+        }
+        EXPECT_TRUE(remains(machine, whole[0]) == remains(machine, resumed[0])) << prompt;
+        EXPECT_EQ(whole[0].all_proposed, resumed[0].all_proposed);
+        EXPECT_FALSE(whole[0].all_proposed.empty());
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Computers, RollbackTest,
