@@ -30,7 +30,8 @@ struct Dflash2Config {
     std::size_t selector_top = 0;
 
     TokenId mask_token{};
-    std::vector<float> mask;  // stands at places to be named; empty: the mask token's embedding
+    std::vector<float> mask =
+        {};  // stands at places to be named; empty: the mask token's embedding
     bool own_embedding = false;
     bool own_head = false;
 

@@ -103,7 +103,7 @@ TEST_F(ContextCacheTest, CheckpointsGiveBackWhatWasSaved) {
         for (int step = 0; step < 6000; ++step) {
             cache->begin_step();
             const std::uint32_t s = random() % slots;
-            const RequestSlot slot(s);
+            const RequestSlot slot{s};
             Line& line = lines[s];
             if (line.end > 600 || random() % 40 == 0) {
                 cache->clear(slot);

@@ -228,7 +228,7 @@ TEST_P(Dflash2Golden, NamesWhatTheOracleNames) {
         block.row_count = 1 + shape.places;
         block.first_position = shape.end;
         block.context = {shape.begin, shape.end, table};
-        const TokenId newest(static_cast<int>(7 * shape.drafter.seed % config.vocabulary));
+        const TokenId newest{static_cast<int>(7 * shape.drafter.seed % config.vocabulary)};
         const auto logits = drafter.name({&block, 1}, {&newest, 1}, views);
         ASSERT_TRUE(logits.ok()) << logits.error().message();
 

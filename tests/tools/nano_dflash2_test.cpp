@@ -197,7 +197,9 @@ TEST_F(NanoDflash2, RandomDraftersChangeNoId) {
         EXPECT_GT(drafted.rounds, 900u) << depth;
         // Near a reply's end a round may be shorter.
         EXPECT_GT(drafted.drafted, drafted.rounds * depth * 9 / 10) << depth;
-        if (!alone) EXPECT_GT(wide, 50u) << depth;
+        if (!alone) {
+            EXPECT_GT(wide, 50u) << depth;
+        }
     }
     EXPECT_THAT(keeper.warnings(), HasSubstr("the proposer dflash2 had none of its last"));
 }
