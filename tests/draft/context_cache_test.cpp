@@ -53,7 +53,7 @@ TEST_F(ContextCacheTest, AWindowHoldsWhatABlockSeesAndNoPageMore) {
         const ContextShape shape{1, 1, 4, DType::bf16, window};
         EXPECT_LE(shape.pages_a_slot() * 64, window + 2 * 64u);
         const auto cache = this->cache(window, shape.pages_a_slot(), 1);
-        for (int trial = 0; trial < 20; ++trial) {
+        for (int trial = 0; trial < 3; ++trial) {
             cache->clear(RequestSlot(0));
             EXPECT_EQ(cache->free_pages(), shape.pages_a_slot());
             Position end = 0;
@@ -67,8 +67,11 @@ TEST_F(ContextCacheTest, AWindowHoldsWhatABlockSeesAndNoPageMore) {
                 const ops::DraftContext context = cache->context(RequestSlot(0));
                 EXPECT_EQ(context.begin, end < window ? 0 : (end - window + 1) / 64 * 64);
                 EXPECT_LE(context.pages.size(), shape.pages_a_slot());
-                EXPECT_TRUE(holds(*cache, RequestSlot(0), 1000000u * trial));
+                if (end % 8 == 0) {
+                    EXPECT_TRUE(holds(*cache, RequestSlot(0), 1000000u * trial));
+                }
             }
+            EXPECT_TRUE(holds(*cache, RequestSlot(0), 1000000u * trial));
         }
     }
 }
@@ -100,7 +103,7 @@ TEST_F(ContextCacheTest, CheckpointsGiveBackWhatWasSaved) {
         std::vector<Line> lines(slots);
         std::map<std::uint32_t, Line> saved;
         std::size_t resumed = 0, lost = 0;
-        for (int step = 0; step < 6000; ++step) {
+        for (int step = 0; step < 3000; ++step) {
             cache->begin_step();
             const std::uint32_t s = random() % slots;
             const RequestSlot slot{s};
@@ -131,7 +134,7 @@ TEST_F(ContextCacheTest, CheckpointsGiveBackWhatWasSaved) {
                 saved[id] = line;
             }
         }
-        EXPECT_GT(resumed, 100u) << window;
+        EXPECT_GT(resumed, 50u) << window;
         EXPECT_GT(window == 0 ? lost : 1u, 0u);
         for (std::uint32_t slot = 0; slot < slots; ++slot) {
             cache->clear(RequestSlot(slot));

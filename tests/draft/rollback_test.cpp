@@ -213,10 +213,19 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             sequence.most = ready ? 1 + line->computed % deepest : 0;
             seen.push_back(sequence);
         }
+        std::vector<std::uint32_t> wanted;
+        for (const DraftSequence& sequence : seen) {
+            wanted.push_back(sequence.most);
+        }
         for (Proposer* const proposer : std::array<Proposer*, 3>{
                  machine.dflash2[0].get(), machine.dflash2[1].get(), machine.mtp.get()}) {
-            for (const DraftSequence& sequence : seen) {
-                sequence.drafts->clear();
+            // A block drafter's pass leaves nothing behind: now and then is enough.
+            for (std::size_t i = 0; i < seen.size(); ++i) {
+                const Position at = active[i]->computed;
+                const bool named =
+                    proposer == machine.mtp.get() || at % 16 == 0 || at == active[i]->prompt;
+                seen[i].drafts->clear();
+                seen[i].most = named ? wanted[i] : 0;
             }
             const Status status = proposer->propose(numeric_class, seen);
             ASSERT_TRUE(status.ok()) << status.error().message();
