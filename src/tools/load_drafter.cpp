@@ -76,6 +76,13 @@ void add_needs(const DrafterFolder& drafter, const ops::Backend& backend,
     needs.draft_page = shape.page_bytes();
     needs.draft_pages_a_slot = shape.pages_a_slot();
     needs.draft_pages_a_checkpoint = std::min(shape.pages_a_slot(), pages_between_checkpoints);
+    if (shape.window == 0 && shape.page_bytes() > needs.caches.page_bytes()) {
+        log_warning("the drafter's context takes " +
+                    std::to_string(shape.page_bytes() / ops::page_tokens) +
+                    " bytes a token, the model's own caches " +
+                    std::to_string(needs.caches.bytes_per_token()) +
+                    "; --draft-cache fp8 halves it, --draft-window N bounds it");
+    }
 }
 
 Result<std::unique_ptr<draft::Proposer>> load_drafter(const DrafterFolder& drafter,
