@@ -128,6 +128,11 @@ Status show_once(const Watcher& watcher) {
     return {};
 }
 
+// A server is there and will have figures when its model is loaded.
+bool will_come(const Error& error) {
+    return error.code() == ErrorCode::unavailable;
+}
+
 // A line each time, for a file or a pipe; ends with the program.
 Status show_lines(const Watcher& watcher, double interval) {
     bool begun = false;
@@ -138,7 +143,7 @@ Status show_lines(const Watcher& watcher, double interval) {
             print_lines({tools::render_top_line(*sample)});
             begun = true;
             trouble.clear();
-        } else if (!begun) {
+        } else if (!begun && !will_come(sample.error())) {
             return sample.error();
         } else if (sample.error().message() != trouble) {
             trouble = sample.error().message();
@@ -160,9 +165,14 @@ bool handle_news(tools::TerminalScreen& screen, double due, bool& redraw) {
 
 Status show_screen(Watcher& watcher, double interval) {
     tools::TopHistory history(watcher.url());
-    const auto first = watcher.ask();
-    if (!first.ok()) return first.error();
-    history.add(*first, seconds_now());
+    auto first = watcher.ask();
+    if (first.ok()) {
+        history.add(std::move(*first), seconds_now());
+    } else if (will_come(first.error())) {
+        history.fail(first.error().message());
+    } else {
+        return first.error();
+    }
 
     PERCHERON_ASSIGN(const auto screen, tools::TerminalScreen::open());
     watcher.interrupt_by(screen->news_descriptor());

@@ -51,12 +51,13 @@ class ThinkingBudget {
     // The next token is part of the thinking, or its closing tag.
     bool inside() const { return inside_; }
 
-    // A token was generated.  The tags themselves cost nothing.
+    // A token was generated.  The tags of a block cost nothing; an opening tag inside one is a token
+    // of its thinking like any other.
     void observe(TokenId token) {
         if (!tags_) {
             return;
         }
-        if (token == tags_->open) {
+        if (token == tags_->open && !inside_) {
             inside_ = true;
         } else if (token == tags_->close) {
             inside_ = false;

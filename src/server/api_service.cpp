@@ -55,7 +55,7 @@ std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
     const RouteMatch match = find_route(request.method, request.path);
     const bool open = match.route != nullptr && match.route->open;
     ApiError error;
-    if (!open && !state_.keys.label_of(request)) {
+    if (!open && !state_.keys.holder_of(request)) {
         error = {401, "invalid_api_key",
                  "this server needs an API key it knows; send it as "
                  "\"Authorization: Bearer KEY\"",
@@ -105,7 +105,7 @@ asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
     RouteCall call{state_,
                    exchange,
                    request_id_of(request, state_),
-                   state_.keys.label_of(request).value_or(""),
+                   state_.keys.holder_of(request).value_or(KeyHolder{}),
                    {},
                    match.route->error_form};
     if (match.route->path.back() == '/') {

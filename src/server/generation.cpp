@@ -122,7 +122,7 @@ asio::awaitable<void> run_replies(RouteCall& call, PreparedGeneration& prepared,
     // The line is written when the engine has ended, which may be after the client has left.
     const auto ended =
         [&state, wakeup, held = std::move(held), id = identity.id, route = exchange.request().path,
-         label = call.key_label,
+         label = call.key.label,
          open = std::make_shared<std::size_t>(prepared.requests.size())](const Reply& reply) {
             log_reply(state, id, route, label, reply);
             if (--*open == 0) wakeup->set();
@@ -158,7 +158,7 @@ GenerationSetting generation_setting(const RouteCall& call) {
             state.engine->description(),
             state.options.reasoning_effort,
             state.options.strict_model,
-            call.key_label,
+            call.key.owner,
             state.responses};
 }
 

@@ -29,7 +29,7 @@ struct GenerationSetting {
     const EngineDescription& engine;
     std::string reasoning_effort;  // of requests that name none
     bool strict_model = false;
-    std::string key_label;  // of this request
+    std::string owner;  // of what is kept for this request's key alone
     ResponseStore& responses;
 };
 

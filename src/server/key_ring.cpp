@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <span>
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -31,6 +32,16 @@ std::optional<std::string_view> credentials(std::string_view header, std::string
     if (header.size() <= scheme.size() || header[scheme.size()] != ' ') return std::nullopt;
     if (!equal_without_case(header.substr(0, scheme.size()), scheme)) return std::nullopt;
     return trimmed(header.substr(scheme.size()));
+}
+
+std::string hex_of(std::span<const unsigned char> bytes) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string hex;
+    for (const unsigned char byte : bytes) {
+        hex += digits[byte >> 4];
+        hex += digits[byte & 15];
+    }
+    return hex;
 }
 
 std::string basic_password(std::string_view encoded) {
@@ -127,8 +138,8 @@ Status KeyRing::refresh() {
     return status;
 }
 
-std::optional<std::string> KeyRing::label_of(const HttpRequest& request) const {
-    if (!locked()) return "";
+std::optional<KeyHolder> KeyRing::holder_of(const HttpRequest& request) const {
+    if (!locked()) return KeyHolder{};
     const std::string_view authorization = request.header("Authorization");
     std::string presented;
     if (const auto bearer = credentials(authorization, "Bearer")) {
@@ -146,7 +157,7 @@ std::optional<std::string> KeyRing::label_of(const HttpRequest& request) const {
         if (CRYPTO_memcmp(digest.data(), key.digest.data(), digest.size()) == 0) found = &key;
     }
     if (found == nullptr) return std::nullopt;
-    return found->label;
+    return KeyHolder{found->label, hex_of(found->digest)};
 }
 
 }  // namespace percheron::server

@@ -17,6 +17,12 @@
 
 namespace percheron::server {
 
+// Whose key a request carries.
+struct KeyHolder {
+    std::string label;  // "" for a key without one
+    std::string owner;  // of what is kept for this key alone: its digest in hex; "" without keys
+};
+
 class KeyRing {
   public:
     // No file: every request may pass.
@@ -27,10 +33,10 @@ class KeyRing {
 
     bool locked() const { return !file_.empty(); }
 
-    // The label of the key the request carries ("" for one without label), or nothing when it may
-    // not pass.  Read from `Authorization: Bearer KEY`, `Authorization: Basic` (the password) and
-    // `x-api-key`.  The time taken depends on the number of keys and not on what is sent.
-    std::optional<std::string> label_of(const HttpRequest& request) const;
+    // Nothing when the request may not pass.  Its key is read from `Authorization: Bearer KEY`,
+    // `Authorization: Basic` (the password) and `x-api-key`.  The time taken depends on the number
+    // of keys and not on what is sent.
+    std::optional<KeyHolder> holder_of(const HttpRequest& request) const;
 
     // Reads the file again when it has changed.  A file that has become unreadable or is open to
     // others changes nothing: the error is returned once and the keys stay as they are.

@@ -19,7 +19,7 @@ namespace percheron::server {
 
 struct StoredResponse {
     std::string id;
-    std::string owner;   // the label of the key it was made with; others do not see it
+    std::string owner;   // KeyHolder::owner of the key it was made with; others do not see it
     std::string object;  // the reply's JSON
     Json input;          // this turn's items
     Json output;

@@ -9,7 +9,7 @@ namespace percheron::server {
 namespace {
 
 PreparedGeneration prepare(const GenerationSetting& setting, std::string_view body) {
-    ConvertedResponse converted = chat_of_response(body, setting.responses, setting.key_label);
+    ConvertedResponse converted = chat_of_response(body, setting.responses, setting.owner);
     PreparedGeneration prepared =
         prepare_chat(setting, parse_converted(std::move(converted.body), setting));
     prepared.id_prefix = "resp_";
@@ -18,7 +18,7 @@ PreparedGeneration prepare(const GenerationSetting& setting, std::string_view bo
     converted.request.echo["top_p"] = sampling.top_p;
     const ResponsesWriterOptions options{
         std::make_shared<const ResponseRequest>(std::move(converted.request)), &setting.responses,
-        setting.key_label};
+        setting.owner};
     prepared.make_writer = [options, stream = prepared.fields.stream](const WriterSetting& writer) {
         return stream ? make_responses_stream_writer(writer, options)
                       : make_responses_writer(writer, options);
@@ -40,7 +40,7 @@ asio::awaitable<void> serve_responses(RouteCall& call) {
 }
 
 asio::awaitable<void> serve_response(RouteCall& call) {
-    const auto found = call.state.responses.find(std::string(call.tail), call.key_label);
+    const auto found = call.state.responses.find(std::string(call.tail), call.key.owner);
     if (found == nullptr) {
         respond_unknown(call);
         co_return;
@@ -51,7 +51,7 @@ asio::awaitable<void> serve_response(RouteCall& call) {
 }
 
 asio::awaitable<void> delete_response(RouteCall& call) {
-    if (!call.state.responses.erase(std::string(call.tail), call.key_label)) {
+    if (!call.state.responses.erase(std::string(call.tail), call.key.owner)) {
         respond_unknown(call);
         co_return;
     }

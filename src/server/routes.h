@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "server/connection.h"
+#include "server/key_ring.h"
 #include "server/server_state.h"
 
 namespace percheron::server {
@@ -15,7 +16,7 @@ struct RouteCall {
     ServerState& state;
     HttpExchange& exchange;
     std::string request_id;  // the client's x-request-id, or a new one
-    std::string key_label;
+    KeyHolder key;
     std::string_view tail;  // of a prefix route: what follows the prefix
     ErrorForm error_form = ErrorForm::openai;
 };

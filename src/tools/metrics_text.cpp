@@ -99,12 +99,14 @@ std::optional<double> HistogramSample::quantile(double share) const {
     if (!(count > 0) || buckets.empty()) return std::nullopt;
     const double rank = share * count;
     double below = 0;
-    double bound_below = 0;
+    // A first bucket that ends at or below 0 has no beginning to measure from: its bound.
+    const double first = buckets.front().bound;
+    double bound_below = std::isinf(first) ? 0 : std::min(first, 0.0);
     for (const Bucket& bucket : buckets) {
         if (std::isinf(bucket.bound)) break;
         if (bucket.count >= rank && bucket.count > below) {
             const double part = (rank - below) / (bucket.count - below);
-            return bound_below + (bucket.bound - bound_below) * std::clamp(part, 0.0, 1.0);
+            return std::lerp(bound_below, bucket.bound, std::clamp(part, 0.0, 1.0));
         }
         below = bucket.count;
         bound_below = bucket.bound;

@@ -24,8 +24,9 @@ struct HistogramSample {
     double count = 0;
 
     // The value below which a share of the observations lies, 0 < share < 1: linear inside its
-    // bucket, from 0 in the first; the largest finite bound where the bucket has no end, as
-    // histogram_quantile() of Prometheus.  Nothing when there are no observations.
+    // bucket, from 0 in the first (whose bound it is where that is not above 0); the largest finite
+    // bound where the bucket has no end, as histogram_quantile() of Prometheus.  Nothing when there
+    // are no observations.
     std::optional<double> quantile(double share) const;
 };
 

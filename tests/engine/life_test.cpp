@@ -189,23 +189,29 @@ TEST(Life, SeedsAreGivenReportedAndRepeatable) {
 
 TEST(Life, ABudgetClosesTheThinkingAndAnAnswerFollows) {
     const auto engine = make_fake_engine(fake_options(40, 8));
+    std::ptrdiff_t opened = 0;
     for (const std::uint32_t budget : {0u, 1u, 7u, 50u}) {
         for (unsigned seed = 0; seed < 30; ++seed) {
             GenerationRequest request = simple_request(20 + seed, 120, seed);
             request.prompt.back() = fake_think_open;
             request.thinking_budget = budget;
-            // Nothing but the budget closes or opens the block.
+            // Nothing but the budget closes the block.  Opening tags inside it, of which some
+            // replies are full, count like its other tokens; none opens it again.
+            const bool opens = seed % 2 == 1 && budget > 0;
             request.sampling.logit_bias = {{fake_think_close, -1000.0f},
-                                           {fake_think_open, -1000.0f}};
+                                           {fake_think_open, opens ? 4.0f : -1000.0f}};
+            if (opens) request.max_tokens = budget + 1;
             ReplyCollector collector;
             const RequestId id = engine->submit(request, collector).value();
             collector.wait_for(1);
             const std::vector<TokenId> tokens = collector.reply(id).tokens;
-            ASSERT_EQ(tokens.size(), 120u);
+            ASSERT_EQ(tokens.size(), opens ? budget + 1 : 120u);
             EXPECT_EQ(tokens.at(budget), fake_think_close);
             EXPECT_EQ(std::count(tokens.begin(), tokens.end(), fake_think_close), 1);
+            opened += std::count(tokens.begin(), tokens.end(), fake_think_open);
         }
     }
+    EXPECT_GT(opened, 20);
     // Whoever is not thinking is left alone.
     GenerationRequest request = simple_request(20, 60);
     request.thinking_budget = 0;

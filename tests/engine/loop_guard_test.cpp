@@ -277,6 +277,59 @@ TEST(LoopGuard, EndsAReplyByName) {
     EXPECT_EQ(reply_of(request, false).reason, FinishReason::loop);
 }
 
+// Goes on round the cycle, so that every draft is right.
+class LoopingProposer final : public draft::Proposer {
+  public:
+    explicit LoopingProposer(int cycle) : cycle_(cycle) {}
+    std::string_view name() const override { return "loop"; }
+    void begin(RequestSlot) override {}
+    Status propose(ops::NumericClass, std::span<draft::DraftSequence> sequences) override {
+        for (draft::DraftSequence& sequence : sequences) {
+            int token = to_int(sequence.tokens.back());
+            for (std::uint32_t i = 0; i < sequence.most; ++i) {
+                token = (token + 1) % cycle_;
+                sequence.drafts->push_back(TokenId(token));
+            }
+        }
+        return {};
+    }
+
+  private:
+    int cycle_;
+};
+
+// One token a step or eight of them: the reply ends, or its thinking closes, with the same token.
+TEST(LoopGuard, DecidesTheSameForOneTokenAStepAndForEight) {
+    for (const int cycle : {1, 2, 5, 7, 33}) {
+        for (const bool thinks : {false, true}) {
+            SCOPED_TRACE(std::to_string(cycle) + (thinks ? " thinking" : ""));
+            GenerationRequest request;
+            request.prompt = {TokenId(1), thinks ? fake_think_open : TokenId(0)};
+            request.max_tokens = 6000;
+            request.sampling.temperature = 0;
+            std::vector<CollectedReply> replies;
+            for (const std::uint32_t depth : {0u, 7u}) {
+                LocalEngineOptions options = fake_options(150, 1);
+                options.draft.depth = depth;
+                options.scheduler.draft_rows = depth;
+                const auto engine = make_fake_engine(
+                    options, looping_network(cycle), false,
+                    depth == 0 ? nullptr : std::make_unique<LoopingProposer>(cycle));
+                ReplyCollector collector;
+                const RequestId id = engine->submit(request, collector).value();
+                collector.wait_for(1);
+                replies.push_back(collector.reply(id));
+            }
+            EXPECT_EQ(replies[0].finished->reason, FinishReason::loop);
+            EXPECT_EQ(replies[1].finished->reason, FinishReason::loop);
+            EXPECT_EQ(replies[0].tokens, replies[1].tokens);
+            EXPECT_EQ(replies[0].accepted, 0u);
+            // Nearly all steps brought eight.
+            EXPECT_GT(replies[1].accepted, replies[1].tokens.size() * 8 / 10);
+        }
+    }
+}
+
 TEST(LoopGuard, ClosesTheThinkingOnceAndThenEndsTheReply) {
     GenerationRequest request;
     request.prompt = {TokenId(1), fake_think_open};

@@ -1,8 +1,8 @@
 // Entry points that take any bytes and abort when a promise is broken.
 //
 // Built twice: by the option PERCHERON_FUZZ as libFuzzer programs (tokenizer_fuzz, template_fuzz,
-// reply_fuzz, http_fuzz, chat_body_fuzz, api_body_fuzz), and into fuzz_test, which feeds each entry
-// some thousand seeded inputs.
+// reply_fuzz, http_fuzz, chat_body_fuzz, api_body_fuzz, http_reply_fuzz, metrics_text_fuzz), and
+// into fuzz_test, which feeds each entry some thousand seeded inputs.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,8 @@ void reply(Input input);
 void http_request(Input input);
 void chat_body(Input input);
 void api_body(Input input);
+void http_reply(Input input);
+void metrics_text(Input input);
 
 inline void promise(bool kept, const char* what) {
     if (kept) return;

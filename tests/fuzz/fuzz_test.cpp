@@ -205,5 +205,45 @@ TEST(Fuzz, BodiesOfTheOtherRoutesKeepTheirPromises) {
     SUCCEED();
 }
 
+TEST(Fuzz, RepliesOfServersKeepTheirPromises) {
+    feed(http_reply,
+         {"HTTP/1.1 200 OK\r\n", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n",
+          "Transfer-Encoding: chunked\r\n", "Content-Length: 5\r\n", "Content-Length: 0\r\n",
+          "Content-Length: 99999999999999999999\r\n", "\r\n", "5\r\nhello\r\n",
+          "5;name=value\r\nhello\r\n", "0\r\n\r\n", "ffffffffffffffff\r\n", "7ff\r\n", "hello", " ",
+          ":", "\r"},
+         27, 20000);
+    SUCCEED();
+}
+
+TEST(Fuzz, MetricsKeepTheirPromises) {
+    feed(metrics_text,
+         {"h_bucket{le=\"0.5\"} ",
+          "h_bucket{le=\"+Inf\"} ",
+          "h_bucket{le=\"1e-3\",x=\"y\"} ",
+          "h_count ",
+          "a ",
+          "a{b=\"",
+          "\\\"",
+          "\"",
+          "} ",
+          "{",
+          ",",
+          "=",
+          "1",
+          "3.5e9",
+          "NaN",
+          "-Inf",
+          "+Inf",
+          " 1700000000",
+          "\n",
+          "\n",
+          "\r\n",
+          "# HELP a b\n",
+          "\t"},
+         28, 20000);
+    SUCCEED();
+}
+
 }  // namespace
 }  // namespace percheron::fuzz

@@ -2,6 +2,7 @@
 
 import fcntl
 import http.client
+import http.server
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 import termios
+import threading
 import time
 import unittest
 
@@ -295,6 +297,66 @@ class Top(unittest.TestCase):
             self.assertLessEqual(len(frame), rows)
             self.assertLessEqual(max(map(len, frame)), columns)
         self.assertIn("/v1/chat/completions", "\n".join(frame))
+
+    def loading_server(self):
+        """A server's figures behind an address that says 503 until `loaded` is set."""
+        server = self.serve(QUICK)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                address.asked += 1
+                self.send_response(200 if address.loaded else 503)
+                body = server.get(self.path).encode() if address.loaded else b""
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        address = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        address.loaded, address.asked = False, 0
+        threading.Thread(target=address.serve_forever, daemon=True).start()
+        self.addCleanup(address.server_close)
+        self.addCleanup(address.shutdown)
+        address.url = f"http://127.0.0.1:{address.server_address[1]}"
+        return address
+
+    def test_waits_for_a_server_that_loads(self):
+        for rounds in (1, 4):
+            with self.subTest(rounds):
+                server = self.loading_server()
+                terminal = self.top(server.url, "--interval", "0.1")
+                frame = terminal.wait_for(lambda text: "is not ready" in text)
+                self.assertNotIn("running", "\n".join(frame))
+                while server.asked < rounds:
+                    terminal.read()
+                server.loaded = True
+                frame = terminal.wait_for(lambda text: "running 0" in text)
+                self.assertNotIn("is not ready", "\n".join(frame))
+                terminal.press("q")
+                self.assertEqual(terminal.wait(), 0)
+        # Where there is no terminal: said once, then lines.
+        server = self.loading_server()
+        lines = subprocess.Popen(
+            [BINARY, "top", server.url, "--interval", "0.1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.assertIn("is not ready", lines.stderr.readline())
+        while server.asked < 3:
+            time.sleep(0.01)
+        server.loaded = True
+        self.assertIn("running 0", lines.stdout.readline())
+        lines.terminate()
+        self.assertEqual(lines.communicate()[1], "")
+        # One picture is asked for now, and there is none.
+        server.loaded = False
+        once = self.run_top(server.url, "--once")
+        self.assertEqual((once.returncode, once.stdout), (1, ""))
+        self.assertIn("is not ready", once.stderr)
 
     def test_goes_on_when_the_server_restarts(self):
         server = self.working_server()

@@ -34,73 +34,84 @@ class KeyFile {
     fs::path path_;
 };
 
+// How each route of the server's table is called so that whoever may call it gets 200.  `stored` is
+// a response that its caller may see.  A route that has no line here fails the test below.
 struct RouteCase {
-    const char* method;
-    const char* path;
-    const char* body;
+    std::string method;
+    std::string path;  // in the table
+    std::string tail;  // of a prefix route
+    std::string body;
 };
 
-const RouteCase guarded[] = {
-    {"GET", "/v1/models", ""},
-    {"GET", "/models", ""},
-    {"GET", "/v1/models/nano", ""},
-    {"GET", "/metrics", ""},
-    {"GET", "/status", ""},
-    {"GET", "/version", ""},
-    {"GET", "/tokenizer_info", ""},
-    {"GET", "/", ""},
-    {"GET", "/dashboard", ""},
-    {"HEAD", "/v1/models", ""},
-    {"POST", "/tokenize", R"({"prompt":"a"})"},
-    {"POST", "/detokenize", R"({"tokens":[1]})"},
-    {"POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
-    {"POST", "/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"},
-    {"POST", "/v1/completions", R"({"prompt":"x"})"},
-    {"POST", "/completions", R"({"prompt":"x"})"},
-    {"POST", "/v1/messages", R"({"messages":[{"role":"user","content":"x"}]})"},
-    {"POST", "/v1/messages/count_tokens", R"({"messages":[{"role":"user","content":"x"}]})"},
-    {"POST", "/v1/responses", R"({"input":"x"})"},
-};
+std::vector<RouteCase> route_cases(const std::string& stored) {
+    const std::string messages = R"({"messages":[{"role":"user","content":"x"}]})";
+    return {
+        {"GET", "/health", "", ""},
+        {"GET", "/v1/models", "", ""},
+        {"GET", "/models", "", ""},
+        {"GET", "/v1/models/", "nano", ""},
+        {"GET", "/metrics", "", ""},
+        {"GET", "/status", "", ""},
+        {"GET", "/version", "", ""},
+        {"GET", "/tokenizer_info", "", ""},
+        {"GET", "/", "", ""},
+        {"GET", "/dashboard", "", ""},
+        {"GET", "/assets/", "app.js", ""},
+        {"GET", "/v1/responses/", stored, ""},
+        {"DELETE", "/v1/responses/", stored, ""},
+        {"POST", "/tokenize", "", R"({"prompt":"a"})"},
+        {"POST", "/detokenize", "", R"({"tokens":[1]})"},
+        {"POST", "/v1/chat/completions", "", messages},
+        {"POST", "/chat/completions", "", messages},
+        {"POST", "/v1/completions", "", R"({"prompt":"x"})"},
+        {"POST", "/completions", "", R"({"prompt":"x"})"},
+        {"POST", "/v1/messages", "", messages},
+        {"POST", "/v1/messages/count_tokens", "", messages},
+        {"POST", "/v1/responses", "", R"({"input":"x"})"},
+    };
+}
 
 TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
     const KeyFile file("# two keys\n\nalice  sk-alice-1\nsk-plain\n");
     ReplayServerOptions options;
     options.server.api_key_file = file.path();
     const ReplayServer server(Lines{quick}, options);
-    for (const RouteCase& route : guarded) {
-        SCOPED_TRACE(std::string(route.method) + " " + route.path);
-        const auto status = [&](std::string_view headers) {
-            return server.connect().request(route.method, route.path, route.body, headers).status;
-        };
-        for (const char* wrong :
-             {"", "Authorization: Bearer wrong\r\n", "Authorization: Bearer \r\n",
-              "Authorization: Bearer alice\r\n", "Authorization: Bearer sk-plain2\r\n",
-              "Authorization: sk-plain\r\n", "x-api-key: sk-plai\r\n",
-              "Authorization: Basic c2stcGxhaW46\r\n"}) {
-            EXPECT_EQ(status(wrong), 401) << wrong;
-        }
-        for (const char* right :
-             {"Authorization: Bearer sk-plain\r\n", "authorization: bearer sk-alice-1\r\n",
-              "x-api-key: sk-plain\r\n", "Authorization: Basic dXNlcjpzay1wbGFpbg==\r\n"}) {
-            EXPECT_EQ(status(right), 200) << right;
-        }
-    }
-    // The whole table: no route without a key, a wrong one or none, and each with the right one.
+    const char* const wrong_keys[] = {"",
+                                      "Authorization: Bearer wrong\r\n",
+                                      "Authorization: Bearer \r\n",
+                                      "Authorization: Bearer alice\r\n",
+                                      "Authorization: Bearer sk-plain2\r\n",
+                                      "Authorization: sk-plain\r\n",
+                                      "x-api-key: sk-plai\r\n",
+                                      "Authorization: Basic c2stcGxhaW46\r\n"};
+    const char* const right_keys[] = {
+        "Authorization: Bearer sk-plain\r\n", "authorization: bearer sk-alice-1\r\n",
+        "x-api-key: sk-plain\r\n", "Authorization: Basic dXNlcjpzay1wbGFpbg==\r\n"};
     std::size_t closed = 0;
     for (const server::Route& route : server::all_routes()) {
-        const std::string path(route.path);
-        SCOPED_TRACE(std::string(route.method) + " " + path);
-        const bool below = path.size() > 1 && path.back() == '/';
-        const auto status = [&](const std::string& headers) {
-            return server.connect()
-                .request(route.method, below ? path + "some" : path,
-                         route.method == "POST" ? "{}" : "", headers)
-                .status;
+        SCOPED_TRACE(std::string(route.method) + " " + std::string(route.path));
+        const auto call = [&](const std::string& headers, const std::string& stored = "some") {
+            for (const RouteCase& known : route_cases(stored)) {
+                if (known.method != route.method || known.path != route.path) continue;
+                const ClientReply reply = server.connect().request(
+                    known.method, known.path + known.tail, known.body, headers);
+                if (known.method == "GET") {
+                    const ClientReply head =
+                        server.connect().request("HEAD", known.path + known.tail, "", headers);
+                    EXPECT_EQ(head.status, reply.status) << headers;
+                }
+                return reply.status;
+            }
+            ADD_FAILURE() << "route_cases() does not say how this route is called";
+            return 0;
         };
-        for (const char* headers : {"", "x-api-key: wrong\r\n", "Authorization: Bearer wrong\r\n"})
-            EXPECT_EQ(status(headers) == 401, !route.open) << headers;
-        EXPECT_NE(status("Authorization: Bearer sk-plain\r\n"), 401);
-        EXPECT_NE(status("x-api-key: sk-alice-1\r\n"), 401);
+        for (const char* wrong : wrong_keys)
+            EXPECT_EQ(call(wrong), route.open ? 200 : 401) << wrong;
+        for (const char* right : right_keys) {
+            const Json stored =
+                server.connect().request("POST", "/v1/responses", R"({"input":"x"})", right).json();
+            EXPECT_EQ(call(right, stored["id"]), 200) << right;
+        }
         closed += route.open ? 0 : 1;
     }
     EXPECT_GE(closed, 19u);
@@ -118,6 +129,55 @@ TEST(KeysTest, EveryRouteButLivenessNeedsOne) {
     EXPECT_EQ(anthropic.json()["error"]["type"], "authentication_error");
 }
 
+// Also of keys without labels, and of two with the same one.
+TEST(KeysTest, AStoredResponseIsItsKeysAlone) {
+    const std::vector<std::string> keys{"sk-a", "sk-b", "sk-c", "sk-d", "sk-e"};
+    KeyFile file("sk-a\nsk-b\nteam sk-c\nteam sk-d\nother sk-e\n");
+    ReplayServerOptions options;
+    options.server.api_key_file = file.path();
+    const ReplayServer server(Lines{quick}, options);
+    const auto call = [&](const std::string& key, const std::string& method,
+                          const std::string& path, const Json& body = {}) {
+        return server.connect().request(method, path, body.is_null() ? "" : body.dump(),
+                                        "Authorization: Bearer " + key + "\r\n");
+    };
+    for (const std::string& owner : keys) {
+        const std::string id =
+            call(owner, "POST", "/v1/responses", {{"input", "mine"}}).json()["id"];
+        const std::string path = "/v1/responses/" + id;
+        const auto go_on = [&](const std::string& key, bool stream) {
+            return call(key, "POST", "/v1/responses",
+                        {{"input", "more"}, {"previous_response_id", id}, {"stream", stream}});
+        };
+        for (const std::string& other : keys) {
+            if (other == owner) continue;
+            SCOPED_TRACE(owner + " and " + other);
+            const ClientReply unseen = call(other, "GET", path);
+            EXPECT_EQ(unseen.status, 404);
+            // Not to be told from one that never was.
+            EXPECT_EQ(unseen.body, call(other, "GET", "/v1/responses/resp_none").body);
+            EXPECT_EQ(call(other, "DELETE", path).status, 404);
+            for (const bool stream : {false, true}) {
+                const ClientReply reply = go_on(other, stream);
+                EXPECT_EQ(reply.status, 404);
+                EXPECT_EQ(reply.json()["error"]["param"], "previous_response_id");
+            }
+        }
+        EXPECT_EQ(call(owner, "GET", path).json()["id"], id);
+        for (const bool stream : {false, true})
+            EXPECT_EQ(go_on(owner, stream).status, 200);
+        EXPECT_EQ(call(owner, "DELETE", path).json()["deleted"], true);
+        EXPECT_EQ(call(owner, "GET", path).status, 404);
+    }
+    // What a key has kept stays its own when the file has changed around it.
+    const std::string id = call("sk-b", "POST", "/v1/responses", {{"input", "x"}}).json()["id"];
+    file.write("sk-new\nnamed sk-b\n");
+    while (call("sk-new", "GET", "/version").status != 200) {
+    }
+    EXPECT_EQ(call("sk-new", "GET", "/v1/responses/" + id).status, 404);
+    EXPECT_EQ(call("sk-b", "GET", "/v1/responses/" + id).status, 200);
+}
+
 TEST(KeysTest, ChangesAreSeenAndOpenFilesRefused) {
     KeyFile file("first\n");
     auto ring = server::KeyRing::load(file.path());
@@ -125,7 +185,7 @@ TEST(KeysTest, ChangesAreSeenAndOpenFilesRefused) {
     const auto passes = [&](const std::string& key) {
         server::HttpRequest request;
         request.headers.push_back({"Authorization", "Bearer " + key});
-        return ring->label_of(request).has_value();
+        return ring->holder_of(request).has_value();
     };
     EXPECT_TRUE(passes("first"));
     file.write("label second\n");
@@ -159,7 +219,7 @@ TEST(KeysTest, ByteOrderMarksAreNoPartOfAKeyAndControlBytesNone) {
         ASSERT_TRUE(ring.ok()) << ring.error().message();
         server::HttpRequest request;
         request.headers.push_back({"Authorization", "Bearer secret"});
-        EXPECT_TRUE(ring->label_of(request).has_value());
+        EXPECT_TRUE(ring->holder_of(request).has_value());
     }
     for (int byte = 0; byte < 128; ++byte) {
         if ((byte >= 0x20 && byte != 0x7f) || byte == '\n' || byte == '\t' || byte == '\r')

@@ -112,6 +112,15 @@ TEST(HistogramTest, QuantilesAreLinearInsideTheirBucket) {
     EXPECT_DOUBLE_EQ(histogram.quantile(0.5).value(), 1.75);
     EXPECT_DOUBLE_EQ(histogram.quantile(0.7).value(), 3);
     EXPECT_DOUBLE_EQ(histogram.quantile(0.99).value(), 4);  // the last bucket has no end
+    // A first bucket below 0 begins nowhere; the widest bucket there is overflows nothing.
+    const auto below =
+        parsed("t_bucket{le=\"-2\"} 1\nt_bucket{le=\"2\"} 2\nt_count 2\n").histogram("t");
+    EXPECT_DOUBLE_EQ(below.quantile(0.25).value(), -2);
+    EXPECT_DOUBLE_EQ(below.quantile(0.75).value(), 0);
+    const auto wide =
+        parsed("t_bucket{le=\"-1e308\"} 1\nt_bucket{le=\"1e308\"} 2\nt_count 2\n").histogram("t");
+    EXPECT_DOUBLE_EQ(wide.quantile(0.5).value(), -1e308);
+    EXPECT_DOUBLE_EQ(wide.quantile(0.75).value(), 0);
     EXPECT_EQ(parsed("t_count 0\nt_bucket{le=\"1\"} 0\n").histogram("t").quantile(0.5),
               std::nullopt);
     EXPECT_EQ(parsed("x 1\n").histogram("t").quantile(0.5), std::nullopt);

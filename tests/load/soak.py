@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""A sweep of long prompts, then many streams with random cancels, on one process.
+
+    soak.py [--minutes 10] [--sweep 4096,32768,131072,262100] [--streams 64] [--seed 1]
+
+Held: every request answered as asked, resident memory flat, every page and slot back at the end, no
+file descriptor kept.  Needs PERCHERON_BINARY."""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+
+from streams import Counts, Limits, NanoServer, Stream, open_files, random_ids, resident_bytes, say
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def random_request(draw, shared):
+    """(path, body, tokens that must come or None)"""
+    tokens = int(2 ** draw.uniform(3, 9))
+    sampling = draw.choice(
+        [{"temperature": 0}, {"seed": draw.randrange(1000)}, {"temperature": 1.2, "min_p": 0.02}]
+    )
+    kind = draw.randrange(6)
+    if kind < 2:
+        prompt = random_ids(draw, int(2 ** draw.uniform(2, 11)))
+        if kind == 1:
+            prompt = shared[: draw.randrange(64, len(shared))] + prompt[:100]
+        return "/v1/completions", {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+                                   **sampling}, tokens
+    body = {
+        "messages": [{"role": "user", "content": f"What is {draw.randrange(99)} + {draw.randrange(99)}?"}],
+        "max_tokens": tokens,
+        **sampling,
+    }
+    if kind == 2:
+        body["ignore_eos"] = True
+        return "/v1/chat/completions", body, tokens
+    if kind == 3:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    if kind == 4:
+        body["tools"] = [TOOL]
+    if kind == 5:
+        body["thinking_budget"] = draw.randrange(1, 40)
+    return "/v1/chat/completions", body, None
+
+
+class Soak:
+    def __init__(self, server, arguments):
+        self.server = server
+        self.draw = random.Random(arguments.seed)
+        self.shared = random_ids(self.draw, 4096)
+        self.ended = self.cancelled = 0
+        self.memory = []  # (seconds, bytes)
+        self.arguments = arguments
+
+    async def worker(self, until, seed):
+        draw = random.Random(seed)
+        while time.monotonic() < until:
+            path, body, tokens = random_request(draw, self.shared)
+            leaves = draw.random() < 0.4
+            stream = await Stream(self.server, path, body).run(
+                cancel_after=draw.randrange(0, 40) if leaves and draw.random() < 0.7 else None,
+                cancel_in=draw.uniform(0, 3) if leaves else None,
+            )
+            if stream.cancelled:
+                self.cancelled += 1
+                continue
+            self.ended += 1
+            if tokens is not None and stream.usage["completion_tokens"] != tokens:
+                raise AssertionError(f"{stream.usage} for {tokens} tokens of {path}")
+
+    async def watch(self, begin, until):
+        while time.monotonic() < until:
+            self.memory.append((time.monotonic() - begin, resident_bytes(self.server.process.pid)))
+            await asyncio.sleep(1)
+
+    async def run(self):
+        begin = time.monotonic()
+        until = begin + 60 * self.arguments.minutes
+        await asyncio.gather(
+            self.watch(begin, until),
+            *(
+                self.worker(until, self.arguments.seed * 1000 + number)
+                for number in range(self.arguments.streams)
+            ),
+        )
+
+
+async def sweep(server, lengths, draw):
+    for length in lengths:
+        stream = await Stream(
+            server,
+            "/v1/completions",
+            {"prompt": random_ids(draw, length), "max_tokens": 16, "ignore_eos": True},
+        ).run()
+        if stream.usage["prompt_tokens"] != length or stream.usage["completion_tokens"] != 16:
+            raise AssertionError(f"{stream.usage} for a prompt of {length}")
+        say(f"     prompt of {length} tokens: first token after {stream.first_after:.1f} s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--sweep", default="4096,32768,131072,262100")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    lengths = [int(length) for length in arguments.sweep.split(",") if length]
+    context = max([8192, *(length + 16 for length in lengths)])
+    # Pages for the longest prompt and for all streams beside it.
+    megabytes = 256 + (context + arguments.streams * 5000) * 5 // 1024
+    server = NanoServer(
+        "--context", str(context), "--kv-memory", f"{megabytes}MiB",
+        "--max-running", str(arguments.streams),
+    )  # fmt: skip
+    limits = Limits()
+    try:
+        fresh = server.settle()
+        say(f"     context {context}, {fresh['kv_tokens_total']} tokens of pages")
+        asyncio.run(sweep(server, lengths, random.Random(arguments.seed)))
+        before = server.settle()
+        files = open_files(server.process.pid)
+        counts = Counts(server)
+        soak = Soak(server, arguments)
+        asyncio.run(soak.run())
+        after = server.settle()
+        counts.take()
+        say(f"     {soak.ended} streams to their end, {soak.cancelled} left, in "
+            f"{arguments.minutes:g} minutes")
+        hold = limits.hold
+        hold("streams that ran to their end", soak.ended, arguments.streams, at_most=False)
+        hold("streams that were left", soak.cancelled, arguments.streams // 4, at_most=False)
+        hold("replies that failed", counts.replies("error"), 0)
+        hold("answers with 5xx", counts.server_faults, 0)
+        ended = counts.replies("stop", "length", "tool_calls")
+        hold("replies by the server's count to those read to their end", ended, soak.ended,
+             at_most=False)
+        hold("tokens of pages that did not come back", fresh["kv_tokens_free"] - after["kv_tokens_free"], 0)
+        hold("replies still held", after["running"] + after["waiting"], 0)
+        hold("file descriptors kept", open_files(server.process.pid) - files, 1)
+        third = len(soak.memory) // 3
+        early = max(memory for _, memory in soak.memory[:third])
+        late = max(memory for _, memory in soak.memory[-third:])
+        hold("resident memory, last third of the time to the first", late / early, 1.02)
+        say(f"     resident: {early >> 20} MiB, then {late >> 20} MiB; checkpoints "
+            f"{before['checkpoints']}, then {after['checkpoints']}")
+    finally:
+        server.stop()
+    return limits.exit_code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())
