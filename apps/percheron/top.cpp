@@ -25,6 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::string_view not_ready = "not_ready";  // why an error has no figures
+
 struct Arguments {
     std::string url = "http://127.0.0.1:8000";
     double interval = 1;  // seconds
@@ -65,9 +67,11 @@ class Watcher {
                                    "--api-key-file; name a file with another one");
         }
         if (reply.status == 503) {
-            return Error(ErrorCode::unavailable, "the server at " + url() +
-                                                     " is not ready: it still loads its model, or "
-                                                     "its engine has stopped");
+            return Error(ErrorCode::unavailable,
+                         "the server at " + url() +
+                             " is not ready: it still loads its model, or "
+                             "its engine has stopped",
+                         not_ready);
         }
         return Error(ErrorCode::unsupported, url() + std::string(path) + " answered with status " +
                                                  std::to_string(reply.status) +
@@ -130,7 +134,7 @@ Status show_once(const Watcher& watcher) {
 
 // A server is there and will have figures when its model is loaded.
 bool will_come(const Error& error) {
-    return error.code() == ErrorCode::unavailable;
+    return error.reason() == not_ready;
 }
 
 // A line each time, for a file or a pipe; ends with the program.
