@@ -41,7 +41,7 @@ class NanoServer:
 
     def stop(self):
         self.process.terminate()
-        self.process.wait(timeout=120)
+        self.process.wait(timeout=300)
         self.process.stdout.close()
         self.log.close()
 
