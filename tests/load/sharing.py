@@ -26,8 +26,14 @@ PREFILL_SLICE = 0.1  # seconds
 SILENCE = 0.2  # seconds
 
 
+WORDS = " the river walks slowly and seven hills stand still"
+
+
 def endless(server, draw, tokens):
-    body = {"prompt": random_ids(draw, 32), "max_tokens": tokens, "ignore_eos": True, "draft": False}
+    """A stream each of whose tokens is a word, so that each brings text."""
+    words = server.post("/tokenize", {"prompt": WORDS})["tokens"]
+    body = {"prompt": random_ids(draw, 32), "max_tokens": tokens, "ignore_eos": True, "draft": False,
+            "logit_bias": {str(word): 100 for word in words}}
     return Stream(server, "/v1/completions", body)
 
 
