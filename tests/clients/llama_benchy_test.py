@@ -49,10 +49,15 @@ class LlamaBenchy(NanoCase):
         starts = {e["request_id"]: e for e in events if e["type"] == "request_start"}
         ends = [e for e in events if e["type"] == "request_end"]
         self.assertEqual(len(ends), len(starts))
+        whole = sum(end["total_tokens"] == starts[end["request_id"]]["response_size"] for end in ends)
+        self.assertGreater(whole, len(ends) * 0.8)
         for end in ends:
             start = starts[end["request_id"]]
             self.assertFalse(end.get("error"), end)
-            self.assertEqual(end["total_tokens"], start["response_size"])
+            # It counts the ids of chunks with text: where a reply is cut behind a closing tag or inside
+            # a character, its last tokens have none.
+            self.assertLessEqual(end["total_tokens"], start["response_size"])
+            self.assertGreaterEqual(end["total_tokens"], start["response_size"] - 3)
             self.assertGreaterEqual(end["prompt_tokens"], start["prompt_size"] // 2)
         return json.loads(report.read_text()), ends
 
