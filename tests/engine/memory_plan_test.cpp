@@ -38,6 +38,18 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
         needs.caches.sparse_layers = 1 + random() % 11;
         needs.caches.kda_layers = 1 + random() % 34;
         needs.context_limit = 1000 + random() % 1'000'000;
+        // A drafter with a window, one that sees everything, or none.
+        const std::uint64_t drafter = random() % 3;
+        if (drafter > 0) {
+            needs.drafter = random() % (512 * mebibyte);
+            needs.draft_page = 64 * (1 + random() % 20000);
+            needs.draft_pages_a_slot = drafter == 1 ? 1 + random() % 34 : 0;
+            needs.draft_pages_a_checkpoint = std::min(needs.draft_pages_a_slot, 8u);
+        }
+        const Bytes slot_bytes =
+            needs.caches.slot_bytes() + needs.draft_pages_a_slot * needs.draft_page;
+        const Bytes checkpoint_bytes =
+            needs.caches.checkpoint_bytes() + needs.draft_pages_a_checkpoint * needs.draft_page;
         MachineMemory machine;
         machine.total = 512 * mebibyte + random() % (65536 * mebibyte);
         machine.available = random() % machine.total;
@@ -71,25 +83,29 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
             const bool cache_row = row.name.find("pages") != std::string::npos ||
                                    row.name.find("keys") != std::string::npos ||
                                    row.name.find("slots") != std::string::npos ||
+                                   row.name.find("context") != std::string::npos ||
                                    row.name.find("prefix") != std::string::npos;
             kv += cache_row ? row.bytes : 0;
         }
         ASSERT_EQ(sum, plan->total);
-        const Bytes checkpoints = plan->checkpoints * needs.caches.checkpoint_bytes();
-        const Bytes page_bytes =
-            needs.caches.page_bytes() + (plan->checkpoints > 0 ? tree_block_bytes : 0);
-        ASSERT_EQ(kv, plan->pages * page_bytes + plan->max_running * needs.caches.slot_bytes() +
-                          checkpoints);
+        const Bytes checkpoints = plan->checkpoints * checkpoint_bytes;
+        const Bytes page_bytes = needs.caches.page_bytes() + (drafter == 2 ? needs.draft_page : 0) +
+                                 (plan->checkpoints > 0 ? tree_block_bytes : 0);
+        ASSERT_EQ(plan->draft_pages, drafter == 0 ? 0
+                                     : drafter == 2
+                                         ? plan->pages
+                                         : plan->max_running * needs.draft_pages_a_slot +
+                                               plan->checkpoints * needs.draft_pages_a_checkpoint);
+        ASSERT_EQ(kv, plan->pages * page_bytes + plan->max_running * slot_bytes + checkpoints);
         if (!wishes.prefix_cache) {
             ASSERT_EQ(plan->checkpoints, 0u);
         } else if (wishes.checkpoint_memory) {
             ASSERT_LE(checkpoints, *wishes.checkpoint_memory);
             ASSERT_GE(plan->checkpoints, 1u);
-            ASSERT_GT(checkpoints + needs.caches.checkpoint_bytes(), *wishes.checkpoint_memory);
+            ASSERT_GT(checkpoints + checkpoint_bytes, *wishes.checkpoint_memory);
         } else {
             ASSERT_LE(checkpoints,
-                      std::max(kv / 8, std::min(kv / 4, 2 * needs.caches.checkpoint_bytes())) +
-                          page_bytes);
+                      std::max(kv / 8, std::min(kv / 4, 2 * checkpoint_bytes)) + page_bytes);
             cached += plan->checkpoints > 0 ? 1 : 0;
         }
         ASSERT_LE(plan->total, machine.available - plan->floor);
@@ -110,7 +126,7 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
         }
         if (wishes.kv_memory) {
             ASSERT_LE(kv, *wishes.kv_memory);
-            ASSERT_GT(kv + needs.caches.page_bytes() + tree_block_bytes, *wishes.kv_memory);
+            ASSERT_GT(kv + page_bytes + tree_block_bytes, *wishes.kv_memory);
         }
     }
     EXPECT_GT(planned, 1000);
