@@ -12,6 +12,7 @@ import collections
 import concurrent.futures
 import json
 import random
+import re
 import socket
 import struct
 import sys
@@ -194,7 +195,7 @@ def malformed(draw):
 class Connection:
     def __init__(self, server):
         self.socket = socket.create_connection((server.host, server.port))
-        self.socket.settimeout(120)
+        self.socket.settimeout(300)
 
     def answer(self, request, whole):
         """(status, body) of the first reply.  What is not a whole request ends with the connection's
@@ -209,7 +210,7 @@ class Connection:
         try:
             while piece := self.socket.recv(65536):
                 data += piece
-        except ConnectionResetError:
+        except (ConnectionResetError, socket.timeout):
             pass
         finally:
             self.socket.close()
@@ -218,7 +219,9 @@ class Connection:
         if not data.startswith(b"HTTP/1.1 "):
             return 0, data
         head, _, body = data.partition(b"\r\n\r\n")
-        return int(head[9:12]), body
+        length = re.search(rb"\r\nContent-Length: (\d+)", head)
+        # Behind it may stand the answer to what the request's end was taken for.
+        return int(head[9:12]), body[: int(length[1])] if length else body
 
 
 def control(server):

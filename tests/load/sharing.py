@@ -29,9 +29,13 @@ SILENCE = 0.2  # seconds
 WORDS = " the river walks slowly and seven hills stand still"
 
 
-def endless(server, draw, tokens):
+def word_ids(server):
+    ids = server.post("/tokenize", {"prompt": WORDS})["tokens"]
+    return [one for one in ids if server.post("/detokenize", {"tokens": [one]})["prompt"].strip()]
+
+
+def endless(server, draw, tokens, words):
     """A stream each of whose tokens is a word, so that each brings text."""
-    words = server.post("/tokenize", {"prompt": WORDS})["tokens"]
     body = {"prompt": random_ids(draw, 32), "max_tokens": tokens, "ignore_eos": True, "draft": False,
             "logit_bias": {str(word): 100 for word in words}}
     return Stream(server, "/v1/completions", body)
@@ -49,7 +53,8 @@ def short(server, draw):
 
 async def arrival(server, draw, count, limits):
     """The longest silence of any stream while a prompt of 32 chunks is computed."""
-    streams = [endless(server, draw, 20_000) for _ in range(count)]
+    words = word_ids(server)
+    streams = [endless(server, draw, 20_000, words) for _ in range(count)]
     tasks = [asyncio.create_task(stream.run()) for stream in streams]
     await until_running(streams)
     begin = time.monotonic()
@@ -71,7 +76,8 @@ async def shares(server, draw, length, limits):
     for _ in range(9):
         idle.append((await short(server, draw).run()).first_after)
     idle_first = statistics.median(idle)
-    streams = [endless(server, draw, 100_000) for _ in range(4)]
+    words = word_ids(server)
+    streams = [endless(server, draw, 100_000, words) for _ in range(4)]
     tasks = [asyncio.create_task(stream.run()) for stream in streams]
     await until_running(streams, 64)
     begin = time.monotonic()
