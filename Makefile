@@ -3,6 +3,9 @@
 BUILD := build
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+# Files of a room are compiled six at a time: from nothing that takes half as long.  Whoever changes
+# files every minute, or shares a compiler cache between trees, configures by the preset alone.
+JOINED := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6
 
 .PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-server
 
@@ -10,7 +13,7 @@ setup:
 	@scripts/setup
 
 build: setup
-	@cmake --preset release >/dev/null
+	@cmake --preset release $(JOINED) >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target percheron
 
 serve: build
@@ -18,7 +21,7 @@ serve: build
 
 test:
 	@scripts/setup --tests
-	@cmake --preset release >/dev/null
+	@cmake --preset release $(JOINED) >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
 

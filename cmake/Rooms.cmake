@@ -13,6 +13,12 @@ target_include_directories(percheron_options INTERFACE
 # multiply-adds by name.
 target_compile_options(percheron_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Werror -ffp-contract=off>)
+# Joined files are included by one that looks like their user, from whom a type that holds an unnamed
+# namespace's would be kept.
+if(CMAKE_UNITY_BUILD)
+    target_compile_options(percheron_options INTERFACE
+        $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 foreach(sanitizer IN LISTS PERCHERON_SANITIZE)
     target_compile_options(percheron_options INTERFACE
         $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${sanitizer} -fno-omit-frame-pointer>)
@@ -56,6 +62,8 @@ function(percheron_tests name)
     add_executable(${name}_test ${sources})
     target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
     target_link_libraries(${name}_test PRIVATE ${rooms} ${ARG_LINK} GTest::gmock GTest::gtest_main)
+    # Files of tests name their helpers as they like.
+    set_target_properties(${name}_test PROPERTIES UNITY_BUILD OFF)
     # Test code is compiled for the builder's patience, not for speed; the rooms keep their flags.
     target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O1>)
     target_compile_definitions(${name}_test PRIVATE

@@ -14,11 +14,11 @@ using checkpoint::TensorRole;
 using ops::WeightFormat;
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t block = 128;
+constexpr std::size_t block_width = 128;
 constexpr Bytes largest_config = 64u << 20;
 
 std::size_t blocks(std::size_t count) {
-    return (count + block - 1) / block;
+    return (count + block_width - 1) / block_width;
 }
 
 bool is_quantised(WeightFormat format) {
@@ -28,11 +28,11 @@ bool is_quantised(WeightFormat format) {
 Result<WeightFormat> wanted_format(const ExpectedTensor& tensor, WeightFormat stored,
                                    const QuantizeOptions& options) {
     if (tensor.role == TensorRole::plain) return stored;
-    const bool multiples = tensor.shape[0] % block == 0 && tensor.shape[1] % block == 0;
+    const bool multiples = tensor.shape[0] % block_width == 0 && tensor.shape[1] % block_width == 0;
     if (tensor.role == TensorRole::matrix) {
         return multiples && options.rest.has_value() ? *options.rest : stored;
     }
-    if (tensor.shape[1] % block != 0 && options.experts == WeightFormat::w4a16) {
+    if (tensor.shape[1] % block_width != 0 && options.experts == WeightFormat::w4a16) {
         return Error(ErrorCode::invalid_argument,
                      "tensor " + tensor.name + ": its rows of " + std::to_string(tensor.shape[1]) +
                          " do not divide into groups of 128; use --format fp8");
@@ -58,18 +58,18 @@ std::vector<checkpoint::TensorHeader> output_headers(const PlannedWeight& weight
                 {name + "_scale_inv", DType::f32, {blocks(shape[0]), blocks(shape[1])}}};
     }
     return {{stem + ".weight_packed", DType::i32, {shape[0], shape[1] / 8}},
-            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block}},
+            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block_width}},
             {stem + ".weight_shape", DType::i64, {2}}};
 }
 
 Json int4_weights() {
     return {{"num_bits", 4},    {"type", "int"},       {"symmetric", true},  {"strategy", "group"},
-            {"dynamic", false}, {"group_size", block}, {"actorder", nullptr}};
+            {"dynamic", false}, {"group_size", block_width}, {"actorder", nullptr}};
 }
 
 Json fp8_weights() {
     return {{"num_bits", 8},       {"type", "float"},  {"symmetric", true},
-            {"strategy", "block"}, {"dynamic", false}, {"block_structure", {block, block}}};
+            {"strategy", "block"}, {"dynamic", false}, {"block_structure", {block_width, block_width}}};
 }
 
 Json group(const char* format, Json targets, Json weights) {
@@ -136,7 +136,7 @@ Result<std::string> quantized_config(const std::filesystem::path& folder,
         quantization = {{"quant_method", "fp8"},
                         {"fmt", "e4m3"},
                         {"activation_scheme", "dynamic"},
-                        {"weight_block_size", {block, block}},
+                        {"weight_block_size", {block_width, block_width}},
                         {"modules_to_not_convert", std::move(kept)}};
     } else if (rest.empty()) {
         quantization = {
