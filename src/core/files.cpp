@@ -107,6 +107,40 @@ void MappedFile::advise(Access access, std::size_t offset, std::size_t size) con
     ::madvise(const_cast<std::byte*>(data_) + first, length, advice);
 }
 
+Result<FileReader> FileReader::open(const std::filesystem::path& path) {
+    Descriptor descriptor;
+    PERCHERON_ASSIGN(const std::size_t size, open_regular(path, descriptor));
+    FileReader reader;
+    reader.path_ = path;
+    reader.size_ = size;
+    reader.descriptor_ = std::exchange(descriptor.value, -1);
+    return reader;
+}
+
+FileReader::FileReader(FileReader&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+FileReader::~FileReader() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Status FileReader::read_at(Bytes offset, std::span<std::byte> out) const {
+    while (!out.empty()) {
+        const ssize_t count =
+            ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) return system_error(path_, "read", errno);
+        if (count == 0) {
+            return Error(ErrorCode::corrupt, path_.string() + ": ends before what is looked for");
+        }
+        out = out.subspan(static_cast<std::size_t>(count));
+        offset += static_cast<std::size_t>(count);
+    }
+    return {};
+}
+
 Result<std::string> read_text_file(const std::filesystem::path& path, Bytes limit) {
     Descriptor descriptor;
     PERCHERON_ASSIGN(const std::size_t size, open_regular(path, descriptor));

@@ -44,6 +44,28 @@ class MappedFile {
     std::size_t size_ = 0;
 };
 
+// A regular file read in pieces, for those that somebody may shorten or replace meanwhile.
+class FileReader {
+  public:
+    // Errors: not_found, io (not a regular file, or the system refuses).
+    static Result<FileReader> open(const std::filesystem::path& path);
+
+    FileReader(FileReader&& other) noexcept;
+    FileReader& operator=(FileReader&&) = delete;
+    ~FileReader();
+
+    Bytes size() const { return size_; }  // when it was opened
+    // Fills all of `out`.  Errors: io; corrupt, where the file ends before.
+    Status read_at(Bytes offset, std::span<std::byte> out) const;
+
+  private:
+    FileReader() = default;
+
+    std::filesystem::path path_;
+    int descriptor_ = -1;
+    Bytes size_ = 0;
+};
+
 // A whole file as text.  Errors: not_found, io, unsupported (longer than `limit`).
 Result<std::string> read_text_file(const std::filesystem::path& path, Bytes limit);
 

@@ -20,6 +20,7 @@
 #include "core/dtype.h"
 #include "core/files.h"
 #include "ops/weight_matrix.h"
+#include "support/temporary_folder.h"
 
 namespace percheron::checkpoint::test {
 
@@ -27,26 +28,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using ops::WeightFormat;
 
-// A folder that disappears with the object.
-class TemporaryFolder {
-  public:
-    TemporaryFolder() {
-        std::string name = (fs::temp_directory_path() / "percheron-test-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        path_ = name;
-    }
-    ~TemporaryFolder() {
-        std::error_code error;
-        fs::remove_all(path_, error);
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-    const fs::path& path() const { return path_; }
-
-  private:
-    fs::path path_;
-};
+using tests::TemporaryFolder;
 
 struct TestTensor {
     DType dtype = DType::u8;
