@@ -112,6 +112,7 @@ struct GenerationRequest {
     std::optional<bool> loop_guard;  // absent: the engine's option; without effect on ignore_eos
     bool draft = true;               // false: no speculation for this request
     bool use_cache = true;           // false: the prefix cache is not looked up
+    bool report_progress = false;    // of the prompt, in Progress events
     std::string cache_salt;          // requests with different salts never share cache entries
     int priority = 0;                // larger is sooner
     std::optional<std::chrono::steady_clock::time_point> deadline;
@@ -157,6 +158,14 @@ struct EngineEvents {
         std::uint32_t cached_tokens = 0;
         std::uint64_t seed = 0;
     };
+    // How far the prompt is, for requests that ask: once when it is admitted, then after every
+    // step that computed rows of it, up to the whole.  Of the first choice alone; `done` rises.
+    struct Progress {
+        RequestId request{};
+        std::uint32_t cached = 0;  // prompt tokens found in the prefix cache
+        std::uint32_t done = 0;    // those and what has been computed
+        std::uint32_t total = 0;   // of the prompt
+    };
     struct Tokens {  // tokens [first, first + count) of `tokens` below
         RequestId request{};
         std::uint32_t choice = 0;
@@ -192,8 +201,10 @@ struct EngineEvents {
         ChoiceStatistics statistics;
     };
 
-    // Order: every admission, then the scores of prompts, then the token runs, then the ends.
+    // Order: every admission, then the progress and the scores of prompts, then the token runs,
+    // then the ends.
     std::vector<Admitted> admitted;
+    std::vector<Progress> progress;
     std::vector<PromptScores> prompt_scores;
     std::vector<Tokens> runs;
     std::vector<Finished> finished;
@@ -201,10 +212,12 @@ struct EngineEvents {
     std::vector<Logprobs> logprobs;
 
     bool empty() const {
-        return admitted.empty() && prompt_scores.empty() && runs.empty() && finished.empty();
+        return admitted.empty() && progress.empty() && prompt_scores.empty() && runs.empty() &&
+               finished.empty();
     }
     void clear() {
         admitted.clear();
+        progress.clear();
         prompt_scores.clear();
         runs.clear();
         finished.clear();
@@ -238,6 +251,22 @@ struct EngineDescription {
     bool vision = false;    // requests may hold images; false: submit() refuses them as unsupported
 };
 
+// The prefix cache's files.
+struct PrefixDiskStatus {
+    bool on = false;
+    bool paused = false;             // a write failed; another is tried after a while
+    std::uint64_t entries = 0;       // states that a prompt may go on from
+    std::uint64_t bytes = 0;         // of all files
+    std::uint64_t limit_bytes = 0;   // that they may have
+    std::uint64_t queued_bytes = 0;  // copies that wait to be written
+    std::uint64_t bytes_written = 0;
+    std::uint64_t bytes_restored = 0;
+    std::uint64_t restores = 0;   // prompts that found more there than in memory
+    std::uint64_t evictions = 0;  // files given up for others
+    std::uint64_t refused = 0;    // files that are damaged, of another model or program
+    std::uint64_t dropped = 0;    // pages and states not written: the disk fell behind or paused
+};
+
 // What an engine is doing, at the end of its latest step.
 struct EngineStatus {
     bool alive = true;  // false: the step loop has died; `failure` says why
@@ -249,7 +278,9 @@ struct EngineStatus {
     std::uint64_t reprefill_pending = 0;
     std::uint64_t checkpoints = 0;
     std::uint64_t steps = 0;
-    std::uint64_t preemptions = 0;         // running choices that gave up their pages
+    std::uint64_t preemptions = 0;  // running choices that gave up their pages
+    std::uint64_t late_masks = 0;   // steps a choice sat out because its mask was not ready
+    PrefixDiskStatus prefix_disk;
     std::uint64_t images_encoded = 0;      // by the vision tower
     std::uint64_t images_reused = 0;       // of requests, whose features were there already
     double prefill_tokens_per_second = 0;  // over the last seconds

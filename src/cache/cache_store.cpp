@@ -1,6 +1,7 @@
 #include "cache/cache_store.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 
 namespace percheron::cache {
@@ -123,6 +124,37 @@ void CacheStore::restore(RequestSlot slot, Position position, CheckpointId id) {
     for_conv_rows(slot, position, id, [this](float* ring, float* kept_copy, std::size_t floats) {
         backend_.copy(ring, kept_copy, floats * sizeof(float));
     });
+}
+
+Bytes CacheStore::page_part_bytes(Arena arena) const {
+    return shape_.sparse_layers *
+           (arena == latents ? shape_.latent_page_bytes() : shape_.pooled_page_bytes());
+}
+
+std::byte* CacheStore::page_part(Arena arena, PageId page) const {
+    return static_cast<std::byte*>(arenas_[arena]->data()) + to_int(page) * page_part_bytes(arena);
+}
+
+void CacheStore::read_page(PageId page, std::span<std::byte> bytes) const {
+    assert(bytes.size() == shape_.page_bytes());
+    const Bytes first = page_part_bytes(latents);
+    backend_.copy_to_host(bytes.data(), page_part(latents, page), first);
+    backend_.copy_to_host(bytes.data() + first, page_part(pooled, page), page_part_bytes(pooled));
+}
+
+void CacheStore::write_page(PageId page, std::span<const std::byte> bytes) {
+    assert(bytes.size() == shape_.page_bytes());
+    const Bytes first = page_part_bytes(latents);
+    backend_.copy_from_host(page_part(latents, page), bytes.data(), first);
+    backend_.copy_from_host(page_part(pooled, page), bytes.data() + first, page_part_bytes(pooled));
+}
+
+void CacheStore::read_checkpoint(CheckpointId id, std::span<std::byte> bytes) const {
+    backend_.copy_to_host(bytes.data(), checkpoint(id), shape_.checkpoint_bytes());
+}
+
+void CacheStore::write_checkpoint(CheckpointId id, std::span<const std::byte> bytes) {
+    backend_.copy_from_host(checkpoint(id), bytes.data(), shape_.checkpoint_bytes());
 }
 
 }  // namespace percheron::cache

@@ -13,8 +13,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "percheron/types.h"
 
@@ -44,12 +46,21 @@ class CacheStore {
     void save(RequestSlot slot, Position position, CheckpointId checkpoint);
     void restore(RequestSlot slot, Position position, CheckpointId checkpoint);
 
+    // What a page holds, and a checkpoint, as bytes of the host's memory: CacheShape::page_bytes()
+    // (latents, then pooled keys) and checkpoint_bytes().  In order with the steps.
+    void read_page(PageId page, std::span<std::byte> bytes) const;
+    void write_page(PageId page, std::span<const std::byte> bytes);
+    void read_checkpoint(CheckpointId checkpoint, std::span<std::byte> bytes) const;
+    void write_checkpoint(CheckpointId checkpoint, std::span<const std::byte> bytes);
+
   private:
     enum Arena : std::size_t { latents, pooled, state, conv, kept, tails, saved, arena_count };
 
     CacheStore(const CacheShape& shape, ops::Backend& backend);
     Bytes slot_arena_bytes(Arena arena) const;
     void build_views();
+    std::byte* page_part(Arena arena, PageId page) const;
+    Bytes page_part_bytes(Arena arena) const;
     std::byte* slot_part(Arena arena, RequestSlot slot) const;
     float* checkpoint(CheckpointId id) const;
     template <class Copy>

@@ -26,6 +26,7 @@ PrefixHit PrefixCache::find(const PrefixText& text, std::uint32_t most) {
         if (child == block->children.end()) break;
         block = child->second;
         touch(*block);
+        hit.deepest = block;
         ++hit.matched;
         if (block->checkpoint) hit.block = block;
     }
@@ -64,6 +65,28 @@ PrefixPlace PrefixCache::publish(PrefixPlace place, const PrefixText& text,
         touch(*block);
     }
     return {block};
+}
+
+PrefixCache::Adopted PrefixCache::adopt(PrefixPlace place, const PrefixText& text) {
+    std::string name = block_name(text, place.blocks());
+    PrefixBlock* const before = place.block;
+    if (PrefixBlock* const known = before != nullptr ? before : root(text.salt, false)) {
+        const auto child = known->children.find(name);
+        if (child != known->children.end()) {
+            touch(*child->second);
+            return {{child->second}, std::nullopt};
+        }
+    }
+    // The page is taken from the tree where none is free, but not from the block before.
+    if (before != nullptr) pages_.add_reader(before->page);
+    std::vector<PageId> table;
+    const bool grown = grow(table, 1);
+    if (before != nullptr) pages_.remove_reader(before->page);
+    if (!grown) return {place, std::nullopt};
+    PrefixBlock& parent = before != nullptr ? *before : *root(text.salt, true);
+    PrefixBlock* const block = add_block(parent, std::move(name), table.front());
+    pages_.release(table);
+    return {{block}, block->page};
 }
 
 std::optional<CheckpointId> PrefixCache::add_checkpoint(PrefixPlace place, CheckpointKind kind) {

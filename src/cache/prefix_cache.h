@@ -33,8 +33,9 @@ struct PrefixPlace {
 
 // What a prompt finds.  Good until the cache changes.
 struct PrefixHit {
-    PrefixBlock* block = nullptr;  // null: nothing; else one with a checkpoint
-    std::uint32_t matched = 0;     // blocks of the prompt that are in the tree, hit or not
+    PrefixBlock* block = nullptr;    // null: nothing; else one with a checkpoint
+    PrefixBlock* deepest = nullptr;  // of the prompt's blocks in the tree, hit or not ...
+    std::uint32_t matched = 0;       // ... and how many they are
 
     std::uint32_t blocks() const { return block == nullptr ? 0 : block->depth; }
 };
@@ -76,6 +77,16 @@ class PrefixCache {
     std::optional<CheckpointId> add_checkpoint(PrefixPlace place, CheckpointKind kind);
     // Gives up the checkpoint at the end of a place, if there is one.
     void drop_checkpoint(PrefixPlace place);
+
+    // ---- what comes from elsewhere
+
+    // The text's block behind `place`, whose numbers somebody has kept, enters the tree with a page
+    // that nobody reads; it must be filled before anything looks for a hit.
+    struct Adopted {
+        PrefixPlace place;           // behind the block; where it was: there is no page
+        std::optional<PageId> fill;  // absent: the tree has it
+    };
+    Adopted adopt(PrefixPlace place, const PrefixText& text);
 
   private:
     PrefixBlock* root(std::string_view salt, bool make);

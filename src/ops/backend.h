@@ -166,6 +166,13 @@ class Backend {
     virtual void clear(void* data, Bytes bytes) { std::memset(data, 0, bytes); }
     // Copies bytes within this backend's memory, in order with the steps; no overlap.
     virtual void copy(void* to, const void* from, Bytes bytes) { std::memcpy(to, from, bytes); }
+    // The same from this backend's memory into the host's, and back; done when the call returns.
+    virtual void copy_to_host(void* host, const void* from, Bytes bytes) {
+        std::memcpy(host, from, bytes);
+    }
+    virtual void copy_from_host(void* to, const void* host, Bytes bytes) {
+        std::memcpy(to, host, bytes);
+    }
     // The memory that allocate() and place() take from, now.
     virtual Result<MachineMemory> memory() const { return machine_memory(); }
     // Whether that is other memory than the host's.

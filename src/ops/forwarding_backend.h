@@ -25,6 +25,12 @@ class ForwardingBackend : public Backend {
     }
     void clear(void* data, Bytes bytes) override { inner_.clear(data, bytes); }
     void copy(void* to, const void* from, Bytes bytes) override { inner_.copy(to, from, bytes); }
+    void copy_to_host(void* host, const void* from, Bytes bytes) override {
+        inner_.copy_to_host(host, from, bytes);
+    }
+    void copy_from_host(void* to, const void* host, Bytes bytes) override {
+        inner_.copy_from_host(to, host, bytes);
+    }
     Result<MachineMemory> memory() const override { return inner_.memory(); }
     bool has_own_memory() const override { return inner_.has_own_memory(); }
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override {

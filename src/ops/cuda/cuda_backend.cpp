@@ -83,6 +83,20 @@ void CudaBackend::copy(void* to, const void* from, Bytes bytes) {
                "copying memory on " + name_));
 }
 
+void CudaBackend::copy_to_host(void* host, const void* from, Bytes bytes) {
+    note(use_device());
+    note(check(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream_),
+               "copying memory from " + name_));
+    note(check(cudaStreamSynchronize(stream_), "copying memory from " + name_));
+}
+
+void CudaBackend::copy_from_host(void* to, const void* host, Bytes bytes) {
+    note(use_device());
+    note(check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream_),
+               "copying memory to " + name_));
+    note(check(cudaStreamSynchronize(stream_), "copying memory to " + name_));
+}
+
 Result<MachineMemory> CudaBackend::memory() const {
     PERCHERON_TRY(use_device());
     std::size_t available = 0, total = 0;

@@ -37,6 +37,8 @@ class CudaBackend final : public Backend {
         Bytes bytes, std::string_view purpose) override;
     void clear(void* data, Bytes bytes) override;
     void copy(void* to, const void* from, Bytes bytes) override;
+    void copy_to_host(void* host, const void* from, Bytes bytes) override;
+    void copy_from_host(void* to, const void* host, Bytes bytes) override;
     Result<MachineMemory> memory() const override;
     bool has_own_memory() const override { return true; }
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override;
