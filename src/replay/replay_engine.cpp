@@ -87,6 +87,7 @@ class ReplayEngine final : public Engine {
     void admit(Clock::time_point now);
     void step(Clock::time_point now);
     bool step_choice(Choice& choice, Clock::time_point now);
+    void tell_progress(const Choice& choice, std::uint32_t done);
     void emit_prompt_scores(const Choice& choice);
     void emit_tokens(Choice& choice, std::uint32_t first, std::uint32_t count);
     void finish(Choice& choice, FinishReason reason, Clock::time_point now);
@@ -259,6 +260,7 @@ void ReplayEngine::admit(Clock::time_point now) {
         choice.statistics.queue_seconds = seconds(now - choice.submitted);
         choice.due = now + choice.reply->prefill + choice.reply->delay;
         events_of(choice.sink).admitted.push_back({choice.request, choice.index, 0, choice.seed});
+        tell_progress(choice, 0);
         running_.push_back(std::move(entry->second));
         entry = waiting_.erase(entry);
     }
@@ -288,6 +290,7 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
         // The choices of a request share one prompt.
         if (choice.index == 0) {
             unpublished_prompt_tokens_ += choice.statistics.prompt_tokens;
+            tell_progress(choice, choice.statistics.prompt_tokens);
             emit_prompt_scores(choice);
         }
     }
@@ -348,6 +351,12 @@ bool ReplayEngine::step_choice(Choice& choice, Clock::time_point now) {
             return false;
     }
     return false;
+}
+
+void ReplayEngine::tell_progress(const Choice& choice, std::uint32_t done) {
+    if (!choice.parameters->report_progress || choice.index != 0) return;
+    events_of(choice.sink)
+        .progress.push_back({choice.request, 0, done, choice.statistics.prompt_tokens});
 }
 
 // The reply's log-prob for every token of the prompt but the first.

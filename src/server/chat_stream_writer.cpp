@@ -28,6 +28,14 @@ class ChatStreamWriter final : public EventStreamWriter {
         role_sent_.resize(options_.choices);
     }
 
+    void progress(const PromptProgress& progress) override {
+        text() += head_;
+        text() += R"(,"choices":[],)";
+        append_progress(text(), progress);
+        text() += "}\n\n";
+        flush();
+    }
+
     void pieces(std::uint32_t choice, std::span<const ReplyPiece> pieces,
                 const ReplyUsage& usage) override {
         for (const ReplyPiece& piece : pieces) {

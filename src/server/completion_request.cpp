@@ -150,6 +150,10 @@ ParsedCompletion parse_completion_request(std::string_view body, const Generatio
     refuse_what_is_not_done(fields, request.choices);
     refuse_foreign_fields(fields);
     PromptReader(setting, fields, result.prompts).read();
+    if (request.report_progress && result.prompts.size() > 1) {
+        fields.fail(
+            invalid_value("return_progress", "return_progress goes with one prompt; leave it out"));
+    }
     result.unknown_fields = fields.unknown();
     result.error = fields.error();
     return result;

@@ -149,6 +149,13 @@ class CompletionStreamWriter final : public EventStreamWriter {
         known.insert(known.end(), scores.begin(), scores.end());
     }
 
+    void progress(const PromptProgress& progress) override {
+        text() += head_ + R"(,"choices":[],)";
+        append_progress(text(), progress);
+        text() += "}\n\n";
+        flush();
+    }
+
     void pieces(std::uint32_t index, std::span<const ReplyPiece> pieces,
                 const ReplyUsage& usage) override {
         echo(index, usage);

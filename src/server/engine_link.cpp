@@ -103,6 +103,10 @@ void EngineLink::dispatch(EngineEvents& events) {
         const auto entry = entries_.find(to_int(admitted.request));
         if (entry != entries_.end()) entry->second.receiver->on_admitted(admitted, now);
     }
+    for (const auto& progress : events.progress) {
+        const auto entry = entries_.find(to_int(progress.request));
+        if (entry != entries_.end()) entry->second.receiver->on_progress(progress, now);
+    }
     for (const auto& scores : events.prompt_scores) {
         const auto entry = entries_.find(to_int(scores.request));
         if (entry == entries_.end()) continue;

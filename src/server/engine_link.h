@@ -25,6 +25,7 @@ class ReplyReceiver {
 
     virtual ~ReplyReceiver() = default;
     virtual void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) = 0;
+    virtual void on_progress(const EngineEvents::Progress& progress, Clock::time_point now) = 0;
     // A round of speculation, before the tokens it gave.
     virtual void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) = 0;
     // Of the prompt's tokens, in order from the second on.

@@ -156,6 +156,11 @@ GenerationFields read_generation_fields(FieldReader& fields, const GenerationDef
     result.output = read_output_format(fields);
     result.stream = fields.boolean("stream").value_or(false);
     result.return_token_ids = fields.boolean("return_token_ids").value_or(false);
+    result.request.report_progress = fields.boolean("return_progress").value_or(false);
+    if (result.request.report_progress && !result.stream) {
+        fields.fail(invalid_value(fields.path_of("return_progress"),
+                                  "return_progress needs a stream; set stream or leave it out"));
+    }
     if (const Json* options = fields.find("stream_options")) {
         if (!options->is_object()) {
             fields.fail(invalid_value(fields.path_of("stream_options"),
@@ -187,7 +192,7 @@ void refuse_foreign_fields(FieldReader& fields, std::initializer_list<const char
         if (value != nullptr && *value != false)
             refuse(name, "is not supported here; leave it out");
     }
-    for (const char* name : {"use_beam_search", "include_stop_str_in_output", "return_progress"}) {
+    for (const char* name : {"use_beam_search", "include_stop_str_in_output"}) {
         if (fields.boolean(name).value_or(false)) refuse(name, "is not supported; leave it out");
     }
     if (const Json* modalities = fields.find("modalities")) {

@@ -105,6 +105,7 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
     latest_sign_of_life_ = now;
     if (begun_) return;
     begun_ = true;
+    admitted_ = now;
     usage_.cached_tokens = admitted.cached_tokens;
     metrics_.prompt_tokens += setup_.prompt_tokens;
     if (setup_.use_cache) {
@@ -112,6 +113,15 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
         metrics_.cache_hits += admitted.cached_tokens;
     }
     if (writer_ != nullptr) writer_->begin();
+}
+
+void Reply::on_progress(const EngineEvents::Progress& progress, Clock::time_point now) {
+    latest_sign_of_life_ = now;
+    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(now - admitted_);
+    if (writer_ != nullptr) {
+        writer_->progress({progress.total, progress.cached, progress.done,
+                           static_cast<std::uint64_t>(time.count())});
+    }
 }
 
 void Reply::on_draft(std::uint32_t index, std::uint32_t drafted, std::uint32_t accepted) {

@@ -66,6 +66,7 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     std::chrono::steady_clock::time_point first_token() const { return first_token_; }
 
     void on_admitted(const EngineEvents::Admitted& admitted, Clock::time_point now) override;
+    void on_progress(const EngineEvents::Progress& progress, Clock::time_point now) override;
     void on_draft(std::uint32_t choice, std::uint32_t drafted, std::uint32_t accepted) override;
     void on_prompt_scores(std::span<const EngineEvents::Logprobs> scores) override;
     void on_tokens(std::uint32_t choice, std::span<const TokenId> ids,
@@ -110,6 +111,7 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     bool begun_ = false;
     bool client_left_ = false;
     ReplyUsage usage_;
+    Clock::time_point admitted_{};
     Clock::time_point first_token_{};
     std::uint32_t first_tokens_ = 0;  // that came with the first one
     Clock::time_point latest_sign_of_life_;

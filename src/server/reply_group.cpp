@@ -14,6 +14,7 @@ class ReplyGroup::Member final : public ReplyWriter {
     void begin() override {
         if (!std::exchange(group_.begun_, true)) group_.writer_.begin();
     }
+    void progress(const PromptProgress& progress) override { group_.writer_.progress(progress); }
     void prompt_scores(std::uint32_t choice,
                        std::span<const EngineEvents::Logprobs> scores) override {
         group_.writer_.prompt_scores(first_choice_ + choice, scores);

@@ -64,6 +64,18 @@ void append_usage(std::string& json, const ReplyUsage& usage) {
     json += '}';
 }
 
+void append_progress(std::string& json, const PromptProgress& progress) {
+    json += R"("prompt_progress":{"total":)";
+    append_number(json, std::uint64_t{progress.total});
+    json += R"(,"cache":)";
+    append_number(json, std::uint64_t{progress.cached});
+    json += R"(,"processed":)";
+    append_number(json, std::uint64_t{progress.processed});
+    json += R"(,"time_ms":)";
+    append_number(json, progress.milliseconds);
+    json += '}';
+}
+
 void append_token_ids(std::string& json, std::span<const TokenDetail> tokens) {
     json += '[';
     for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -57,12 +57,22 @@ struct ReplyUsage {
     ChoiceStatistics draft;  // its draft_ fields, over all choices; `proposer` empty: none
 };
 
+// How far the prompt is.
+struct PromptProgress {
+    std::uint32_t total = 0;  // tokens
+    std::uint32_t cached = 0;
+    std::uint32_t processed = 0;     // the cached ones among them
+    std::uint64_t milliseconds = 0;  // since it was begun
+};
+
 class ReplyWriter {
   public:
     virtual ~ReplyWriter() = default;
 
     // The engine has begun with the prompt.
     virtual void begin() = 0;
+    // From time to time until the first piece, only where the request asked for it.
+    virtual void progress(const PromptProgress& /*progress*/) {}
     // Log-probs of the prompt's tokens from its second on, in order, some at a time, before the
     // first piece; only where the request asked for them.  `choice`: the prompt's first.
     virtual void prompt_scores(std::uint32_t /*choice*/,
@@ -85,6 +95,8 @@ void add_draft(ChoiceStatistics& sum, const ChoiceStatistics& more);
 
 // The pieces that routes share.
 void append_usage(std::string& json, const ReplyUsage& usage);
+// "prompt_progress":{...}
+void append_progress(std::string& json, const PromptProgress& progress);
 void append_token_ids(std::string& json, std::span<const TokenDetail> tokens);
 
 }  // namespace percheron::server

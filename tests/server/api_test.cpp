@@ -140,7 +140,6 @@ TEST(FieldsTest, WhatIsNotDoneIsRefusedAndNeverIgnored) {
         {"prompt_logprobs", 1},
         {"use_beam_search", true},
         {"loop_guard", true},
-        {"return_progress", true},
         {"echo", true},
         {"thinking_budget", 5},
         {"modalities", {"text", "audio"}}};

@@ -106,6 +106,42 @@ TEST(ChatUsage, ComesExactlyWhenAskedFor) {
     }
 }
 
+TEST(ChatProgress, ComesBeforeTheFirstTokenWhereItIsAskedFor) {
+    const ReplayServer server(Lines{{{"match", ""}, {"steps", {"a", "b"}}}});
+    for (const bool completion : {false, true}) {
+        Json request = ask();
+        if (completion) request = {{"prompt", "one two three"}};
+        const std::string path = completion ? "/v1/completions" : "/v1/chat/completions";
+        const auto answer = [&] {
+            return server.connect().request("POST", path, request.dump(), {});
+        };
+        request["return_progress"] = true;
+        EXPECT_EQ(answer().status, 400);
+        EXPECT_EQ(answer().json()["error"]["param"], "return_progress");
+        request["stream"] = true;
+        request["stream_options"] = {{"include_usage", true}};
+        const EventStream told(answer().body);
+        ASSERT_TRUE(told.done && told.well_formed);
+        ASSERT_GE(told.events.size(), 4u);
+        const int total = told.events.back()["usage"]["prompt_tokens"];
+        const std::vector<int> processed{0, total};
+        for (std::size_t i = 0; i < told.events.size(); ++i) {
+            ASSERT_EQ(told.events[i].contains("prompt_progress"), i < processed.size());
+            if (i >= processed.size()) continue;
+            const Json& progress = told.events[i]["prompt_progress"];
+            EXPECT_TRUE(told.events[i]["choices"].empty());
+            EXPECT_EQ(progress["total"], total);
+            EXPECT_EQ(progress["processed"], processed[i]);
+            EXPECT_EQ(progress["cache"], 0);
+            EXPECT_GE(progress["time_ms"], 0);
+        }
+        request["return_progress"] = false;
+        EXPECT_EQ(answer().body.find("prompt_progress"), std::string::npos);
+    }
+    const Json several{{"prompt", {"one", "two"}}, {"return_progress", true}, {"stream", true}};
+    EXPECT_EQ(server.connect().request("POST", "/v1/completions", several.dump(), {}).status, 400);
+}
+
 TEST(ChatUsage, DraftCountsEveryStep) {
     const ReplayServer server(Lines{{{"match", ""},
                                      {"steps", {"</think>", "a b c", "d e"}},
