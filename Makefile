@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 # files every minute, or shares a compiler cache between trees, configures by the preset alone.
 JOINED := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6
 
-.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-server
+.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-restore bench-server
 
 setup:
 	@scripts/setup
@@ -42,6 +42,10 @@ bench-batch: build
 # What the prefix cache gains: a prompt of 64K tokens sent again.
 bench-resend: build
 	@build/percheron bench resend
+
+# What its files gain: a prompt of 16K tokens sent after a restart.
+bench-restore: build
+	@build/percheron bench restore
 
 bench-server: build
 	@scripts/bench-server

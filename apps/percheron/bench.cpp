@@ -164,6 +164,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     add_bench_machine(*command, exit_code);
     add_bench_step(*command, exit_code);
     add_bench_resend(*command, exit_code);
+    add_bench_restore(*command, exit_code);
     CLI::App* load = command->add_subcommand(
         "load",
         "Open many streams at once, check their text, print rates.\n"

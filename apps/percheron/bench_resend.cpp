@@ -1,16 +1,13 @@
 // percheron bench resend: time to the first token of a prompt, new and sent again.
-#include <chrono>
 #include <cstdio>
-#include <future>
 #include <memory>
-#include <optional>
-#include <random>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "first_token.h"
 #include "load_flags.h"
 #include "text/tokenizer.h"
 #include "tools/bench_streams.h"
@@ -21,8 +18,6 @@
 namespace percheron::apps {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Arguments {
     LoadFlags flags;
     std::uint32_t prompt = 65536;
@@ -30,51 +25,6 @@ struct Arguments {
     double least = 200;  // cold over sent again
     bool json = false;
 };
-
-struct FirstToken {
-    double seconds = 0;
-    TokenId token{};
-    std::uint32_t cached = 0;
-};
-
-// Waits for a reply of one token.
-class OneToken final : public EngineEventSink {
-  public:
-    void on_events(EngineEvents& events) override {
-        for (const EngineEvents::Tokens& run : events.runs) {
-            first_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-            first_.token = events.tokens[run.first];
-        }
-        for (EngineEvents::Finished& finished : events.finished) {
-            first_.cached = finished.statistics.cached_tokens;
-            // Whoever waits may be gone, and this with it, before set_value() returns.
-            const auto end = end_;
-            if (finished.error) {
-                end->set_value(std::move(*finished.error));
-            } else {
-                end->set_value(first_);
-            }
-            return;
-        }
-    }
-    Result<FirstToken> wait() { return end_->get_future().get(); }
-
-  private:
-    Clock::time_point start_ = Clock::now();
-    FirstToken first_;
-    std::shared_ptr<std::promise<Result<FirstToken>>> end_ =
-        std::make_shared<std::promise<Result<FirstToken>>>();
-};
-
-Result<FirstToken> send(Engine& engine, const std::vector<TokenId>& prompt) {
-    GenerationRequest request;
-    request.prompt = prompt;
-    request.sampling.temperature = 0;
-    request.max_tokens = 1;
-    OneToken sink;
-    PERCHERON_ASSIGN([[maybe_unused]] const RequestId id, engine.submit(std::move(request), sink));
-    return sink.wait();
-}
 
 Status measure(const Arguments& arguments) {
     PERCHERON_ASSIGN(const std::filesystem::path folder,
@@ -87,16 +37,11 @@ Status measure(const Arguments& arguments) {
     options.max_running = 2;
     PERCHERON_ASSIGN(const auto engine, tools::load_engine(options, tokenizer));
 
-    std::mt19937 random(1);
-    std::vector<TokenId> prompt;
-    while (prompt.size() < arguments.prompt) {
-        const auto token = static_cast<TokenId>(random() % tokenizer.size());
-        if (!tokenizer.is_added(token)) prompt.push_back(token);
-    }
-    PERCHERON_ASSIGN(const FirstToken cold, send(*engine, prompt));
+    const std::vector<TokenId> prompt = ordinary_prompt(tokenizer, arguments.prompt);
+    PERCHERON_ASSIGN(const FirstToken cold, first_token_of(*engine, prompt));
     std::vector<double> again;
     for (std::uint32_t i = 0; i < arguments.repeat; ++i) {
-        PERCHERON_ASSIGN(const FirstToken first, send(*engine, prompt));
+        PERCHERON_ASSIGN(const FirstToken first, first_token_of(*engine, prompt));
         if (first.token != cold.token) {
             return Error(ErrorCode::internal, "the prompt sent again gave another first token");
         }

@@ -29,5 +29,6 @@ void add_bench(CLI::App& app, int& exit_code);  // bench.cpp
 void add_bench_machine(CLI::App& bench, int& exit_code);
 void add_bench_step(CLI::App& bench, int& exit_code);
 void add_bench_resend(CLI::App& bench, int& exit_code);
+void add_bench_restore(CLI::App& bench, int& exit_code);
 
 }  // namespace percheron::apps

@@ -94,10 +94,10 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
                          " is more than the model's " + std::to_string(model.context_limit));
     }
     if (options.flags.load.thinking_budget || options.flags.load.kv_memory ||
-        options.flags.load.checkpoint_memory) {
+        options.flags.load.checkpoint_memory || !options.flags.load.prefix_disk.empty()) {
         return Error(ErrorCode::invalid_argument,
-                     "--thinking-budget, --kv-memory and --checkpoint-memory mean nothing with "
-                     "--replay; leave them out");
+                     "--thinking-budget, --kv-memory, --checkpoint-memory and --prefix-disk mean "
+                     "nothing with --replay; leave them out");
     }
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
@@ -137,6 +137,8 @@ Status serve(ServeOptions options) {
     const auto started = std::chrono::steady_clock::now();
     raise_descriptor_limit();
     SignalWatch signals;
+    // A file that may not grow is an error of that write, not the end of the server.
+    std::signal(SIGXFSZ, SIG_IGN);
     ServerLog log(options.log_format == "json" ? server::LogFormat::json : server::LogFormat::text);
     set_log_sink(&log);
     options.server.log = &log;
@@ -229,6 +231,14 @@ void add_serve(CLI::App& app, int& exit_code) {
         ->add_option("--checkpoint-memory", options->flags.load.checkpoint_memory,
                      "Memory for the prefix cache's states, of --kv-memory (default: an eighth)")
         ->transform(CLI::AsSizeValue(false));
+    CLI::Option* const disk = command->add_option(
+        "--prefix-disk", options->flags.load.prefix_disk,
+        "Folder that keeps the prefix cache for the next start (default: none)");
+    command
+        ->add_option("--prefix-disk-size", options->flags.load.prefix_disk_size,
+                     "Of all its files (default: 16GiB, at most half of the free disk)")
+        ->transform(CLI::AsSizeValue(false))
+        ->needs(disk);
     command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")
         ->capture_default_str();
     command->add_option("--api-key-file", options->api_key_file,

@@ -26,6 +26,9 @@ Status check_options(const NetworkParts& parts, const LocalEngineOptions& option
     if (options.draft.mtp && parts.mtp == nullptr) {
         return wrong("drafting with the MTP layer needs one that was loaded");
     }
+    if (options.prefix_disk && options.scheduler.checkpoints == 0) {
+        return wrong("--prefix-disk needs the prefix cache; leave it out or --prefix-cache off");
+    }
     if (options.draft.depth > 0 && options.scheduler.draft_rows == 0) {
         return wrong("drafts need rows of the steps: draft_rows is 0");
     }
@@ -76,6 +79,18 @@ DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheSto
             *parts.network, std::move(parts.mtp), caches.views().latent.back()));
     }
     return proposers;
+}
+
+void add_shape(cache::TierOptions& files, const cache::CacheShape& shape) {
+    files.page_bytes = shape.page_bytes();
+    files.state_bytes = shape.checkpoint_bytes();
+    files.identity += "\ncaches";
+    for (const std::size_t number :
+         {shape.sparse_layers, shape.latent, shape.index_dim, shape.index_pool,
+          static_cast<std::size_t>(shape.kv_dtype), shape.kda_layers, shape.kda_heads,
+          shape.kda_dim, std::size_t{shape.conv_history}}) {
+        files.identity += ' ' + std::to_string(number);
+    }
 }
 
 RequestLimits limits_of(const NetworkParts& parts, const LocalEngineOptions& options) {
@@ -132,6 +147,9 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
         sequence->loop_guard = std::make_unique<LoopGuard>();
     }
     sequence->cache_salt = request.cache_salt;
+    if (request.report_progress && choice == 0) {
+        sequence->progress = 0;
+    }
     sequence->prompt_logprobs = choice == 0 ? request.prompt_logprobs : -1;
     // What the cache holds would be left out of the computing, and of the scores.
     sequence->use_cache = request.use_cache && request.prompt_logprobs < 0;
@@ -147,7 +165,8 @@ std::unique_ptr<Sequence> make_sequence(const GenerationRequest& request,
             ThinkingBudget(*options.think_tags, request.thinking_budget, request.prompt);
     }
     if (request.grammar) {
-        sequence->constraint = request.grammar->start();
+        sequence->masks = std::make_shared<AnswerMasks>(request.grammar->start(),
+                                                        sequence->stop_tokens, vocabulary);
     }
     if (sampling::uses_counts(request.sampling)) {
         sequence->counts.emplace(vocabulary);

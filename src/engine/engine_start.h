@@ -26,6 +26,9 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
 DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheStore& caches,
                                       const LocalEngineOptions& options);
 
+// What a file of the prefix cache holds of caches like these.
+void add_shape(cache::TierOptions& files, const cache::CacheShape& shape);
+
 RequestLimits limits_of(const NetworkParts& parts, const LocalEngineOptions& options);
 
 // One choice of a checked request; its number and arrival are the caller's to give.

@@ -1,6 +1,7 @@
 #include "engine/local_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -18,6 +19,8 @@
 #include "engine/engine_start.h"
 #include "engine/event_batches.h"
 #include "engine/image_queue.h"
+#include "engine/mask_threads.h"
+#include "engine/prefix_disk.h"
 #include "engine/prompt_scorer.h"
 #include "engine/reprefill.h"
 #include "engine/request_check.h"
@@ -29,6 +32,9 @@ namespace percheron::engine {
 
 namespace {
 
+constexpr std::chrono::milliseconds time_between_looks{100};
+constexpr std::size_t mask_orders = 4096;  // that may wait; who finds no place is late
+
 double seconds_between(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
 }
@@ -36,7 +42,7 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 class LocalEngine final : public Engine {
   public:
     LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> caches,
-                LocalEngineOptions options);
+                std::unique_ptr<cache::DiskTier> tier, LocalEngineOptions options);
     ~LocalEngine() override;
 
     const EngineDescription& description() const override { return description_; }
@@ -53,17 +59,24 @@ class LocalEngine final : public Engine {
     // The submitting threads' side.
     std::uint64_t new_seed();
 
+    void wake();
+
     // The engine thread's side.
     void run();
     bool take_inbox();
     void take_in(std::unique_ptr<Sequence> sequence);
+    void line_up(std::unique_ptr<Sequence> sequence);
     const std::vector<Sequence*>& all();
     std::uint32_t waiting_now() const;
     void end_cancelled_and_late();
     void encode();
+    void read_from_disk();
     Status step();
+    void order_masks(Sequence& sequence, std::span<const TokenId> drafts);
+    void take_held();
     void take_tokens(PlannedRows& planned, std::span<const float> logits);
     void announce(Sequence& sequence);
+    void tell_progress(Sequence& sequence);
     void finish(Sequence& sequence, Ending ending);
     void finish_step(double seconds);
     void die(const Error& error);
@@ -91,6 +104,7 @@ class LocalEngine final : public Engine {
     // The engine thread's own.
     ImageQueue images_;
     Scheduler scheduler_;
+    std::unique_ptr<PrefixDisk> disk_;  // null: the prefix cache has no files
     Reprefill reprefill_;
     StepRunner runner_;
     StepPlan plan_;
@@ -98,6 +112,11 @@ class LocalEngine final : public Engine {
     TokenCommit tokens_;
     std::unique_ptr<DraftRounds> rounds_;  // null: no speculation
     std::uint32_t accepted_now_ = 0;
+    std::uint32_t late_masks_now_ = 0;
+    bool all_held_ = false;                    // nothing can be done until a mask is there
+    std::uint64_t seen_fulfilled_ = 0;         // of fulfilled_, before masks were looked for
+    std::atomic<std::uint64_t> fulfilled_{0};  // orders of masks
+    MaskThreads mask_threads_;
     PromptScorer scorer_{runner_, tokens_.sampler(), options_.banned_tokens};
     std::vector<Cancel> cancels_now_;
     std::vector<Sequence*> all_;
@@ -107,7 +126,7 @@ class LocalEngine final : public Engine {
 };
 
 LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> caches,
-                         LocalEngineOptions options)
+                         std::unique_ptr<cache::DiskTier> tier, LocalEngineOptions options)
     : parts_(std::move(parts)),
       caches_(std::move(caches)),
       options_(std::move(options)),
@@ -120,16 +139,31 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
       scheduler_(options_.scheduler),
       reprefill_(description_.kv_tokens),
       runner_(*parts_.network, *caches_),
-      tokens_(description_.vocabulary, options_.banned_tokens, events_) {
+      tokens_(description_.vocabulary, options_.banned_tokens, events_),
+      mask_threads_(options_.mask_threads, mask_orders) {
+    mask_threads_.on_fulfilled([this] {
+        fulfilled_.fetch_add(1);
+        wake();
+    });
     if (DraftRounds::Proposers proposers = make_proposers(parts_, *caches_, options_);
         !proposers.empty()) {
         rounds_ = std::make_unique<DraftRounds>(std::move(proposers), options_.draft,
                                                 options_.banned_tokens, scheduler_);
         description_.proposer = rounds_->name();
     }
+    if (tier) {
+        disk_ = std::make_unique<PrefixDisk>(std::move(tier), *caches_, scheduler_);
+        disk_->start([this] { wake(); });
+    }
     status_.kv_tokens_total = description_.kv_tokens;
     status_.kv_tokens_free = description_.kv_tokens;
     thread_ = std::thread([this] { run(); });
+}
+
+// From other threads of the engine's.
+void LocalEngine::wake() {
+    { const std::lock_guard lock(mutex_); }
+    wake_.notify_one();
 }
 
 LocalEngine::~LocalEngine() {
@@ -148,6 +182,7 @@ EngineStatus LocalEngine::status() const {
     status.waiting += static_cast<std::uint32_t>(submitted_.size());
     status.prefill_tokens_per_second = prefilled_.per_second(now);
     status.decode_tokens_per_second = decoded_.per_second(now);
+    if (disk_) status.prefix_disk = disk_->status();
     return status;
 }
 
@@ -211,7 +246,8 @@ void LocalEngine::run() {
         while (take_inbox()) {
             end_cancelled_and_late();
             encode();
-            if (scheduler_.idle() && images_.waiting().empty()) {
+            read_from_disk();
+            if (scheduler_.idle() && waiting_now() == 0) {
                 reprefill_.start(scheduler_);
             } else {
                 reprefill_.stop(scheduler_);
@@ -229,10 +265,19 @@ void LocalEngine::run() {
 // Waits until there is something to do; false: the engine is being destroyed.
 bool LocalEngine::take_inbox() {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] {
+    const bool reads = disk_ && !disk_->waiting().empty();
+    const auto something_to_do = [&] {
         return stopping_ || !submitted_.empty() || !cancelled_.empty() ||
-               scheduler_.running() + waiting_now() > 0 || !reprefill_.empty();
-    });
+               (!scheduler_.idle() && !all_held_) || !images_.waiting().empty() ||
+               (disk_ && disk_->has_news()) || fulfilled_.load() != seen_fulfilled_ ||
+               (!reprefill_.empty() && !reads && !all_held_);
+    };
+    if (reads || all_held_) {
+        // Whoever waits for a disk or a mask may have a deadline.
+        wake_.wait_for(lock, time_between_looks, something_to_do);
+    } else {
+        wake_.wait(lock, something_to_do);
+    }
     if (stopping_) {
         return false;
     }
@@ -248,9 +293,16 @@ bool LocalEngine::take_inbox() {
 // Whoever brings images waits for their features first.
 void LocalEngine::take_in(std::unique_ptr<Sequence> sequence) {
     if (sequence->images.empty()) {
-        scheduler_.add(std::move(sequence));
+        line_up(std::move(sequence));
     } else {
         images_.add(std::move(sequence));
+    }
+}
+
+// Then for what the disk has of its prompt.
+void LocalEngine::line_up(std::unique_ptr<Sequence> sequence) {
+    if (!disk_ || !disk_->take(sequence)) {
+        scheduler_.add(std::move(sequence));
     }
 }
 
@@ -261,11 +313,18 @@ const std::vector<Sequence*>& LocalEngine::all() {
     for (const auto& sequence : images_.waiting()) {
         all_.push_back(sequence.get());
     }
+    if (disk_) {
+        for (const auto& sequence : disk_->waiting()) {
+            all_.push_back(sequence.get());
+        }
+    }
     return all_;
 }
 
 std::uint32_t LocalEngine::waiting_now() const {
-    return scheduler_.waiting() + static_cast<std::uint32_t>(images_.waiting().size());
+    const std::size_t beside =
+        images_.waiting().size() + (disk_ ? disk_->waiting().size() : std::size_t{0});
+    return scheduler_.waiting() + static_cast<std::uint32_t>(beside);
 }
 
 // One slice of an image between two steps.
@@ -275,9 +334,19 @@ void LocalEngine::encode() {
         finish(*failure->first, {FinishReason::failed, std::move(failure->second)});
     }
     for (auto& sequence : images_.ready()) {
-        scheduler_.add(std::move(sequence));
+        line_up(std::move(sequence));
     }
     images_.ready().clear();
+}
+
+// What has come since the last step.
+void LocalEngine::read_from_disk() {
+    if (!disk_) return;
+    disk_->advance();
+    for (auto& sequence : disk_->ready()) {
+        scheduler_.add(std::move(sequence));
+    }
+    disk_->ready().clear();
 }
 
 void LocalEngine::end_cancelled_and_late() {
@@ -298,7 +367,16 @@ void LocalEngine::end_cancelled_and_late() {
 }
 
 Status LocalEngine::step() {
+    seen_fulfilled_ = fulfilled_.load();
+    take_held();
     scheduler_.plan(plan_);
+    all_held_ = plan_.rows.empty() && plan_.admitted.empty() && scheduler_.held() > 0;
+    for (const PlannedRows& planned : plan_.rows) {
+        if (planned.wants_token) {
+            order_masks(*planned.sequence,
+                        std::span(planned.sequence->drafting.drafts).first(planned.drafts));
+        }
+    }
     const auto start = Clock::now();
     for (const Admission& admission : plan_.admitted) {
         Sequence& sequence = *admission.sequence;
@@ -319,6 +397,9 @@ Status LocalEngine::step() {
         for (const StateCopy& copy : plan_.copies) {
             caches_->save(copy.slot, copy.position, copy.checkpoint);
         }
+        for (const PlannedRows& planned : plan_.rows) {
+            tell_progress(*planned.sequence);
+        }
         std::size_t row = 0;
         for (PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
@@ -332,20 +413,70 @@ Status LocalEngine::step() {
             PERCHERON_TRY(rounds_->propose(plan_, seconds_between(start, Clock::now())));
             rounds_->save(plan_.copies);
         }
+        for (const PlannedRows& planned : plan_.rows) {
+            if (disk_ && planned.sequence != nullptr) disk_->store(plan_, planned);
+        }
     }
     reprefill_.after_step(scheduler_);
     finish_step(seconds_between(start, Clock::now()));
     return {};
 }
 
+// Begins the masks of a sequence's rows, unless they were begun before.
+void LocalEngine::order_masks(Sequence& sequence, std::span<const TokenId> drafts) {
+    AnswerMasks* const masks = sequence.masks.get();
+    const std::size_t tokens = sequence.tokens.size();
+    if (masks == nullptr || masks->is_of(tokens) || !masks->idle() || !mask_threads_.has_place()) {
+        return;
+    }
+    if (masks->begin(tokens, sequence.thinking, drafts)) {
+        mask_threads_.order(sequence.masks);
+    }
+}
+
+// Tokens of those that sat out and whose masks are there now (M2).
+void LocalEngine::take_held() {
+    if (scheduler_.held() == 0) {
+        return;
+    }
+    for (Sequence* const sequence : all()) {
+        if (!sequence->held()) {
+            continue;
+        }
+        order_masks(*sequence, {});
+        if (!sequence->masks->usable_drafts(sequence->tokens.size(), sequence->thinking, {})) {
+            continue;
+        }
+        std::optional<Ending> ending = tokens_.take(*sequence, sequence->held_logits, 0);
+        sequence->held_logits.clear();
+        if (ending) {
+            finish(*sequence, std::move(*ending));
+        }
+    }
+}
+
 // The token behind the newest, and those behind the drafts that hold.
 void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logits) {
     Sequence& sequence = *planned.sequence;
     const std::size_t vocabulary = description_.vocabulary;
-    const auto drafts = std::span(sequence.drafting.drafts).first(planned.drafts);
+    std::span<const TokenId> drafts = std::span(sequence.drafting.drafts).first(planned.drafts);
+    if (sequence.masks) {
+        const std::optional<std::uint32_t> usable =
+            sequence.masks->usable_drafts(sequence.tokens.size(), sequence.thinking, drafts);
+        if (!usable) {
+            sequence.held_logits.assign(logits.begin(),
+                                        logits.begin() + static_cast<std::ptrdiff_t>(vocabulary));
+            ++late_masks_now_;
+        }
+        drafts = drafts.first(usable.value_or(0));
+    }
+    if (sequence.held()) {
+        sequence.drafting.drafts.clear();
+        return;
+    }
     std::optional<Ending> ending;
     const draft::Verdict verdict = draft::verify(drafts, [&](std::uint32_t row) {
-        ending = tokens_.take(sequence, logits.subspan(row * vocabulary, vocabulary));
+        ending = tokens_.take(sequence, logits.subspan(row * vocabulary, vocabulary), row);
         // What could not be chosen is no token of the draft.
         const bool failed = ending && ending->error;
         return draft::TakenToken{failed ? TokenId(-1) : sequence.tokens.back(), ending.has_value()};
@@ -353,12 +484,14 @@ void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logit
     Scheduler::accept(sequence, verdict.accepted);
     accepted_now_ += verdict.accepted;
     if (rounds_) {
-        rounds_->count(sequence, planned.drafts, verdict);
-        if (planned.drafts > 0) {
-            tokens_.note_round(sequence, planned.drafts, verdict.accepted);
+        const auto drafted = static_cast<std::uint32_t>(drafts.size());
+        rounds_->count(sequence, drafted, verdict);
+        if (drafted > 0) {
+            tokens_.note_round(sequence, drafted, verdict.accepted);
         }
     }
     if (ending) {
+        if (disk_) disk_->store(plan_, planned);
         finish(sequence, std::move(*ending));
         planned.sequence = nullptr;
     }
@@ -376,6 +509,20 @@ void LocalEngine::announce(Sequence& sequence) {
     admitted.cached_tokens = sequence.first_hit.value_or(0);
     admitted.seed = sequence.seed;
     events_.of(sequence.sink).admitted.push_back(admitted);
+    tell_progress(sequence);
+}
+
+// Where it asks for it and there is something new to tell: a prompt that is computed again after a
+// preemption was told of before.
+void LocalEngine::tell_progress(Sequence& sequence) {
+    const std::uint32_t done = std::min(sequence.computed, sequence.prompt_tokens);
+    if (!sequence.progress || (*sequence.progress >= done && done > 0)) {
+        return;
+    }
+    sequence.progress = done;
+    events_.of(sequence.sink)
+        .progress.push_back(
+            {sequence.request, sequence.first_hit.value_or(0), done, sequence.prompt_tokens});
 }
 
 void LocalEngine::finish(Sequence& sequence, Ending ending) {
@@ -405,6 +552,9 @@ void LocalEngine::finish(Sequence& sequence, Ending ending) {
     events_.of(sequence.sink).finished.push_back(std::move(finished));
     ++finished_now_;
     std::unique_ptr<Sequence> ended = images_.remove(sequence);
+    if (!ended && disk_) {
+        ended = disk_->remove(sequence);
+    }
     if (!ended) {
         ended = scheduler_.remove(sequence);
     }
@@ -426,6 +576,7 @@ void LocalEngine::finish_step(double seconds) {
         record.drafts += planned.drafts;
     }
     record.accepted = std::exchange(accepted_now_, 0);
+    record.late_masks = std::exchange(late_masks_now_, 0);
     {
         const std::lock_guard lock(mutex_);
         alive_choices_ -= finished_now_;
@@ -437,6 +588,7 @@ void LocalEngine::finish_step(double seconds) {
         status_.reprefill_pending = reprefill_.pending();
         status_.checkpoints = scheduler_.cache().checkpoints();
         status_.preemptions += record.preempted;
+        status_.late_masks += record.late_masks;
         if (record.rows > 0) {
             ++status_.steps;
             const bool decode = record.numeric_class == ops::NumericClass::decode;
@@ -482,8 +634,13 @@ Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngin
     PERCHERON_ASSIGN(auto caches, cache::CacheStore::create(
                                       shape, options.scheduler.pages, options.scheduler.max_running,
                                       *parts.backend, options.scheduler.checkpoints));
+    std::unique_ptr<cache::DiskTier> tier;
+    if (options.prefix_disk) {
+        add_shape(options.prefix_disk->folder, shape);
+        PERCHERON_ASSIGN(tier, cache::DiskTier::open(*options.prefix_disk));
+    }
     return std::unique_ptr<Engine>(
-        new LocalEngine(std::move(parts), std::move(caches), std::move(options)));
+        new LocalEngine(std::move(parts), std::move(caches), std::move(tier), std::move(options)));
 }
 
 }  // namespace percheron::engine

@@ -11,6 +11,7 @@
 #include "percheron/engine.h"
 #include "percheron/types.h"
 
+#include "cache/disk_tier.h"
 #include "core/dtype.h"
 #include "core/status.h"
 #include "draft/draft_options.h"
@@ -43,7 +44,8 @@ struct StepRecord {
     std::uint32_t drafts = 0;    // of the rows
     std::uint32_t accepted = 0;  // of the drafts
     std::uint32_t preempted = 0;
-    bool background = false;  // a reply on its way into the prefix cache (C11)
+    std::uint32_t late_masks = 0;  // sequences that sit out from here on, until theirs is there
+    bool background = false;       // a reply on its way into the prefix cache (C11)
     double seconds = 0;
 };
 
@@ -57,12 +59,15 @@ struct LocalEngineOptions {
     std::vector<TokenId> stop_tokens;
     // Ids that are never valid output: rows of the head without a string, image placeholders.
     std::vector<TokenId> banned_tokens;
+    // The prefix cache's files; sizes of pages and states are filled in.  Absent: there are none.
+    std::optional<cache::DiskTierOptions> prefix_disk;
     std::uint32_t image_tokens = 0;  // of one image at most: what the tower was loaded for
     Bytes image_memory = 0;          // for feature rows, of images in use and of those kept
     // Begins a user's turn: before the first of them stands the system prompt with its tools.
     std::optional<TokenId> user_token;
     std::optional<ThinkTags> think_tags;
     std::optional<std::uint32_t> thinking_budget;    // of requests that name none
+    std::size_t mask_threads = 2;                    // for replies under a grammar
     bool loop_guard = true;                          // the same
     std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system
     std::function<void(const StepRecord&)> on_step;  // called on the engine's thread
@@ -70,7 +75,7 @@ struct LocalEngineOptions {
 
 // Allocates the caches and starts the thread.  Destroying the engine ends it after the current
 // step; requests in flight get no more events. Errors: invalid_argument (options that contradict
-// each other or the network), out_of_memory.
+// each other or the network), out_of_memory, and those of the files' folder.
 Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngineOptions options);
 
 }  // namespace percheron::engine

@@ -72,7 +72,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
     const Bytes slot_bytes = plan.bytes_per_sequence;
     const Bytes fixed =
         needs.weights + needs.program + needs.network.total() + needs.mtp + needs.drafter +
-        needs.tower + needs.image_features +
+        needs.tower + needs.image_features + needs.prefix_disk +
         sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
@@ -198,6 +198,9 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         plan.rows.push_back(
             {"prefix checkpoints", plan.checkpoints * needs.caches.checkpoint_bytes()});
         plan.rows.push_back({"prefix tree", plan.pages * tree_block_bytes});
+    }
+    if (needs.prefix_disk > 0) {
+        plan.rows.push_back({"prefix cache: copies and keys of its files", needs.prefix_disk});
     }
     if (needs.tower > 0) {
         plan.rows.push_back({"vision tower", needs.tower});

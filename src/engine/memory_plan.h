@@ -24,6 +24,7 @@ struct MemoryNeeds {
     Bytes program = 0;  // resident before loading: code's data, tokenizer, threads
     model::NetworkMemory network;
     Bytes tower = 0;           // working space of the vision tower; 0 without one
+    Bytes prefix_disk = 0;     // for the prefix cache's files: DiskTier::memory()
     Bytes image_features = 0;  // feature rows of images in use and of those kept
     // Speculation: the MTP layer's activations and logits, the share of a request slot that holds
     // rows not yet accepted, and the index of texts a token.  Its latents are pages like others.

@@ -15,7 +15,8 @@ void Reprefill::add(std::unique_ptr<Sequence> sequence, bool closed, Scheduler& 
     sequence->prompt_tokens = end;
     sequence->sink = nullptr;
     sequence->counts.reset();
-    sequence->constraint.reset();
+    sequence->masks.reset();
+    sequence->held_logits = {};
     sequence->loop_guard.reset();
     Reply reply;
     reply.reusable = scheduler.reusable_positions(*sequence);

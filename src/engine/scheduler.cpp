@@ -15,9 +15,9 @@ namespace {
 constexpr std::uint32_t grid = ops::page_tokens;
 constexpr std::uint32_t positions_between_checkpoints = 512;
 
-// Blocks of the prompt that others can have computed for it: its last token is always computed.
-std::uint32_t shareable_blocks(const Sequence& sequence) {
-    return (sequence.prompt_tokens - 1) / grid;
+// Has rows of the decode class for the next step.
+bool decodes(const Sequence& sequence) {
+    return !sequence.prefilling() && !sequence.held();
 }
 
 // C7, as far as it is known beforehand: the ends of turns, and the anchors.  `matched`: positions
@@ -36,7 +36,7 @@ std::vector<CheckpointEdge> checkpoint_edges(const Sequence& sequence, Position 
             edges.insert(place, {position, kind});
         }
     };
-    const Position last = shareable_blocks(sequence) * grid;
+    const Position last = sequence.shareable_blocks() * grid;
     add(last, turn_end);
     if (sequence.prompt_tokens % grid == 0) {
         add(sequence.prompt_tokens, turn_end);
@@ -70,9 +70,10 @@ void Scheduler::plan(StepPlan& plan) {
     grow_decoding(plan);
     admit(plan);
 
-    const auto is_prefilling = [](const auto& sequence) { return sequence->prefilling(); };
-    const bool prefill = std::any_of(running_.begin(), running_.end(), is_prefilling);
-    const bool decode = !std::all_of(running_.begin(), running_.end(), is_prefilling);
+    const bool prefill = std::any_of(running_.begin(), running_.end(),
+                                     [](const auto& sequence) { return sequence->prefilling(); });
+    const bool decode = std::any_of(running_.begin(), running_.end(),
+                                    [](const auto& sequence) { return decodes(*sequence); });
     if (!decode) {
         decode_owed_ = 0;
     }
@@ -112,7 +113,7 @@ void Scheduler::admit(StepPlan& plan) {
 
 // False: too few pages are left.
 bool Scheduler::admit_one(Sequence& sequence, StepPlan& plan) {
-    if (!take_place(sequence, uses_cache(sequence) ? shareable_blocks(sequence) : 0, running(),
+    if (!take_place(sequence, uses_cache(sequence) ? sequence.shareable_blocks() : 0, running(),
                     plan)) {
         return false;
     }
@@ -149,7 +150,7 @@ bool Scheduler::take_place(Sequence& sequence, std::uint32_t most_blocks, std::u
 
 // C9: whether another choice of the same request is computing the prompt.
 bool Scheduler::waits_for_a_sibling(const Sequence& sequence) const {
-    return uses_cache(sequence) && shareable_blocks(sequence) > 0 &&
+    return uses_cache(sequence) && sequence.shareable_blocks() > 0 &&
            std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
                return other->request == sequence.request && other->prefilling();
            });
@@ -202,11 +203,10 @@ void Scheduler::plan_decode(StepPlan& plan) const {
     plan.numeric_class = ops::NumericClass::decode;
     std::uint32_t left = options_.decode_rows;
     std::uint32_t draft_rows = options_.draft_rows;
-    std::uint32_t others = static_cast<std::uint32_t>(
-        std::count_if(running_.begin(), running_.end(),
-                      [](const auto& sequence) { return !sequence->prefilling(); }));
+    std::uint32_t others = static_cast<std::uint32_t>(std::count_if(
+        running_.begin(), running_.end(), [](const auto& sequence) { return decodes(*sequence); }));
     for (const auto& sequence : running_) {
-        if (sequence->prefilling()) {
+        if (!decodes(*sequence)) {
             continue;
         }
         // Everybody keeps one row; what is over goes to those who re-feed, in order.
@@ -325,7 +325,7 @@ void Scheduler::leave_in_cache(Sequence& sequence, StepPlan& plan) {
 void Scheduler::save(Sequence& sequence, cache::CheckpointKind kind, StepPlan& plan) {
     sequence.latest_checkpoint = sequence.computed;
     if (const auto checkpoint = cache_.add_checkpoint(sequence.place, kind)) {
-        plan.copies.push_back({*sequence.slot, sequence.computed, *checkpoint});
+        plan.copies.push_back({&sequence, kind, *sequence.slot, sequence.computed, *checkpoint});
     }
 }
 
@@ -350,6 +350,7 @@ void Scheduler::release(Sequence& sequence) {
     sequence.computed = 0;
     sequence.pending = 0;
     sequence.drafting.drafts.clear();
+    sequence.held_logits.clear();
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(const Sequence& sequence) {
@@ -360,6 +361,11 @@ std::unique_ptr<Sequence> Scheduler::remove(const Sequence& sequence) {
         }
     }
     return nullptr;
+}
+
+std::uint32_t Scheduler::held() const {
+    return static_cast<std::uint32_t>(std::count_if(
+        running_.begin(), running_.end(), [](const auto& sequence) { return sequence->held(); }));
 }
 
 void Scheduler::append_all(std::vector<Sequence*>& to) const {

@@ -49,6 +49,8 @@ struct Admission {
 
 // A state to be copied out of its slot after the step.
 struct StateCopy {
+    Sequence* sequence = nullptr;
+    cache::CheckpointKind kind{};
     RequestSlot slot{};
     Position position = 0;
     CheckpointId checkpoint{};
@@ -109,9 +111,14 @@ class Scheduler {
     // Every sequence, running ones first.
     void append_all(std::vector<Sequence*>& to) const;
 
+    // Running ones that wait for a mask; they take no part in steps.
+    std::uint32_t held() const;
     std::uint32_t running() const { return static_cast<std::uint32_t>(running_.size()); }
     std::uint32_t waiting() const { return static_cast<std::uint32_t>(waiting_.size()); }
     const cache::PrefixCache& cache() const { return cache_; }
+    cache::PrefixCache& cache() { return cache_; }
+    // Whether it looks for hits and leaves blocks behind (C12).
+    bool uses_cache(const Sequence& sequence) const;
     const cache::SlotPool& slots() const { return slots_; }
 
   private:
@@ -123,7 +130,6 @@ class Scheduler {
     bool admit_one(Sequence& sequence, StepPlan& plan);
     bool take_place(Sequence& sequence, std::uint32_t most_blocks, std::uint32_t headroom,
                     StepPlan& plan);
-    bool uses_cache(const Sequence& sequence) const;
     bool waits_for_a_sibling(const Sequence& sequence) const;
     void leave_in_cache(Sequence& sequence, StepPlan& plan);
     void save(Sequence& sequence, cache::CheckpointKind kind, StepPlan& plan);

@@ -13,9 +13,11 @@
 #include "percheron/engine.h"
 #include "percheron/types.h"
 
+#include "cache/block_key.h"
 #include "cache/block_names.h"
 #include "cache/prefix_cache.h"
 #include "draft/depth_policy.h"
+#include "engine/answer_masks.h"
 #include "engine/image_features.h"
 #include "engine/loop_guard.h"
 #include "engine/thinking_budget.h"
@@ -86,15 +88,18 @@ struct Sequence {
     std::uint32_t system_tokens = 0;  // of the system prompt with its tools; 0: not known
     ThinkingBudget thinking;
     std::unique_ptr<LoopGuard> loop_guard;        // null: nobody looks
-    std::unique_ptr<TokenConstraint> constraint;  // null: nothing is forbidden
+    std::shared_ptr<AnswerMasks> masks;           // null: nothing is forbidden
     std::optional<sampling::TokenCounts> counts;  // of `tokens`, only where penalties need them
 
     // Place in the caches; changed by the scheduler only.
     Position computed = 0;      // positions [0, computed) are in the caches ...
     std::uint32_t pending = 0;  // ... but for the last so many rows in the KDA states: accepted
                                 // drafts, which the next step folds in
+    // Of the newest position, whose mask was late: it sits out until the mask is there (M2).
+    std::vector<float> held_logits;
     std::vector<PageId> pages;
     std::optional<RequestSlot> slot;
+    cache::BlockKeys keys;                   // of its blocks, for the files; empty: there are none
     cache::PrefixPlace place;                // how far `pages` are a path of the prefix tree
     std::vector<CheckpointEdge> edges;       // ahead of `computed`, ascending
     Position latest_checkpoint = 0;          // made or hit on the way here
@@ -105,6 +110,8 @@ struct Sequence {
 
     // For the books.
     bool announced = false;  // its Admitted event has been written
+    // Prompt tokens that Progress events have told of; absent: nobody asked.
+    std::optional<std::uint32_t> progress;
     Clock::time_point submitted;
     Clock::time_point first_admitted;
     Clock::time_point first_token;
@@ -112,6 +119,9 @@ struct Sequence {
     std::uint32_t generated() const {
         return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
     }
+    // Blocks of the prompt that others can have computed for it: its last token is always computed.
+    std::uint32_t shareable_blocks() const { return (prompt_tokens - 1) / ops::page_tokens; }
+    bool held() const { return !held_logits.empty(); }
     bool prefilling() const { return computed < prompt_tokens; }
     cache::PrefixText prefix_text() const { return {tokens, image_spans, cache_salt}; }
     sampling::NoiseStream noise() const { return {seed, choice}; }

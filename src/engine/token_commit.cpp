@@ -9,8 +9,9 @@
 
 namespace percheron::engine {
 
-std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const float> logits) {
-    Result<TokenId> chosen = choose(sequence, logits);
+std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const float> logits,
+                                        std::uint32_t number) {
+    Result<TokenId> chosen = choose(sequence, logits, number);
     if (!chosen.ok()) {
         return Ending{FinishReason::failed, std::move(chosen).error()};
     }
@@ -18,10 +19,8 @@ std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const floa
     if (sequence.generated() == 0) {
         sequence.first_token = Clock::now();
     }
-    if (sequence.constraint && !sequence.thinking.inside() && !sequence.constraint->accept(token)) {
-        return Ending{FinishReason::failed,
-                      Error(ErrorCode::internal, "token " + std::to_string(to_int(token)) +
-                                                     " was chosen against the reply's grammar")};
+    if (sequence.masks && !sequence.thinking.inside()) {
+        sequence.masks->take(token);
     }
     sequence.tokens.push_back(token);
     sequence.thinking.observe(token);
@@ -73,13 +72,14 @@ bool TokenCommit::in_a_loop(Sequence& sequence, TokenId token) {
     return true;
 }
 
-Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits) {
+Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits,
+                                    std::uint32_t number) {
     sampling::SamplingRow row;
     row.logits = logits;
     row.parameters = &sequence.sampling;
     row.counts = sequence.counts ? &*sequence.counts : nullptr;
     row.banned = banned_tokens_;
-    PERCHERON_TRY(mask_.apply(sequence, row));
+    PERCHERON_TRY(mask_.apply(sequence, number, row));
     row.noise = sequence.noise();
     row.position = static_cast<Position>(sequence.tokens.size());
     return sampler_.choose(row);

@@ -35,15 +35,18 @@ class TokenCommit {
 
     // One token in order ("One token, in order" of docs/SCHEDULER.md): forced or chosen, added to
     // the sequence and the events, then what it ends; nothing: the choice goes on.
-    // `logits`: those of the sequence's newest position.
-    std::optional<Ending> take(Sequence& sequence, std::span<const float> logits);
+    // `logits`: those of the sequence's newest position, whose row is the `number`-th of those that
+    // give it tokens in the step.
+    std::optional<Ending> take(Sequence& sequence, std::span<const float> logits,
+                               std::uint32_t number);
 
     // The tokens just taken came of a round of speculation.
     void note_round(const Sequence& sequence, std::uint32_t drafted, std::uint32_t accepted);
     sampling::Sampler& sampler() { return sampler_; }
 
   private:
-    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits);
+    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits,
+                           std::uint32_t number);
     static bool in_a_loop(Sequence& sequence, TokenId token);
     void write_events(const Sequence& sequence, TokenId token, std::span<const float> logits);
 

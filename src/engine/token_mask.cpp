@@ -4,9 +4,10 @@
 
 namespace percheron::engine {
 
-Status TokenMask::apply(const Sequence& sequence, sampling::SamplingRow& row) {
+Status TokenMask::apply(const Sequence& sequence, std::uint32_t number,
+                        sampling::SamplingRow& row) {
     const bool goes_on = sequence.ignore_eos || sequence.generated() < sequence.min_tokens;
-    if (sequence.constraint == nullptr) {
+    if (sequence.masks == nullptr) {
         if (goes_on) row.masked = sequence.stop_tokens;
         return {};
     }
@@ -15,7 +16,8 @@ Status TokenMask::apply(const Sequence& sequence, sampling::SamplingRow& row) {
         row.masked = sequence.stop_tokens;
         return {};
     }
-    PERCHERON_TRY(sequence.constraint->fill(allowed_));
+    PERCHERON_ASSIGN(const auto mask, sequence.masks->mask(number));
+    std::copy(mask.begin(), mask.end(), allowed_.begin());
     if (goes_on) drop_stop_ids(sequence);
     row.allowed = allowed_;
     return {};

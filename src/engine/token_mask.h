@@ -15,9 +15,9 @@ class TokenMask {
   public:
     explicit TokenMask(std::size_t vocabulary) : allowed_((vocabulary + 31) / 32) {}
 
-    // Sets row.masked and row.allowed for the position after the sequence's tokens; valid until the
-    // next call.  Errors: the constraint's.
-    Status apply(const Sequence& sequence, sampling::SamplingRow& row);
+    // Sets row.masked and row.allowed for the position after the sequence's tokens, the `number`-th
+    // of its rows in the step; valid until the next call.  Errors: AnswerMasks::mask().
+    Status apply(const Sequence& sequence, std::uint32_t number, sampling::SamplingRow& row);
 
   private:
     void drop_stop_ids(const Sequence& sequence);

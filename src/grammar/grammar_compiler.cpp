@@ -41,8 +41,8 @@ class Constraint final : public TokenConstraint {
             return Error(ErrorCode::internal,
                          std::string("the reply's grammar failed: ") + fault.what());
         }
-        // What one token costs may grow with the text (ambiguous rules): others must not wait for
-        // it.
+        // What one token costs may grow with the text (ambiguous rules): a mask thread must not be
+        // lost to it.
         if (accept_seconds_ + thread_seconds() - start > token_seconds_) {
             return Error(ErrorCode::internal,
                          "the reply's grammar takes more time for a token than it may; make it "

@@ -79,6 +79,22 @@ Json request_rows(const LiveRequests& requests) {
     return rows;
 }
 
+// Null where the prefix cache has no files.
+Json prefix_disk(const PrefixDiskStatus& disk) {
+    if (!disk.on) return nullptr;
+    return {{"entries", disk.entries},
+            {"bytes", disk.bytes},
+            {"limit_bytes", disk.limit_bytes},
+            {"queued_bytes", disk.queued_bytes},
+            {"written", disk.bytes_written},
+            {"restored", disk.bytes_restored},
+            {"restores", disk.restores},
+            {"evictions", disk.evictions},
+            {"refused", disk.refused},
+            {"dropped", disk.dropped},
+            {"paused", disk.paused}};
+}
+
 }  // namespace
 
 asio::awaitable<void> serve_health(RouteCall& call) {
@@ -148,6 +164,7 @@ asio::awaitable<void> serve_status(RouteCall& call) {
                                  {"checkpoints", status.checkpoints},
                                  {"prefill_tok_s", rounded(status.prefill_tokens_per_second)},
                                  {"decode_tok_s", rounded(status.decode_tokens_per_second)},
+                                 {"prefix_disk", prefix_disk(status.prefix_disk)},
                                  {"steps", status.steps},
                                  {"alive", status.alive},
                                  {"draining", state.draining},

@@ -165,6 +165,31 @@ void write_engine(Page& page, const EngineStatus& status) {
     page.counter("steps_total", "Steps of the engine.", status.steps);
     page.counter("preemptions_total", "Running choices that gave up their pages.",
                  status.preemptions);
+    page.counter("grammar_masks_late_total",
+                 "Steps a choice sat out because its grammar's mask was not ready.",
+                 status.late_masks);
+    const PrefixDiskStatus& disk = status.prefix_disk;
+    page.gauge("prefix_disk_entries", "States on disk that a prompt may go on from.",
+               static_cast<double>(disk.entries));
+    page.gauge("prefix_disk_bytes", "Of the prefix cache's files.",
+               static_cast<double>(disk.bytes));
+    page.gauge("prefix_disk_limit_bytes", "That its files may have.",
+               static_cast<double>(disk.limit_bytes));
+    page.gauge("prefix_disk_queued_bytes", "Copies that wait to be written.",
+               static_cast<double>(disk.queued_bytes));
+    page.gauge("prefix_disk_paused", "1: a write failed, another is tried after a while.",
+               disk.paused ? 1 : 0);
+    page.counter("prefix_disk_written_bytes_total", "Pages and states written.",
+                 disk.bytes_written);
+    page.counter("prefix_disk_restored_bytes_total", "Pages and states read back.",
+                 disk.bytes_restored);
+    page.counter("prefix_disk_restores_total", "Prompts that found more on disk than in memory.",
+                 disk.restores);
+    page.counter("prefix_disk_evictions_total", "Files given up for others.", disk.evictions);
+    page.counter("prefix_disk_refused_total",
+                 "Files that are damaged, or of another model, program or version.", disk.refused);
+    page.counter("prefix_disk_dropped_total",
+                 "Pages and states not written: the disk fell behind or paused.", disk.dropped);
     page.counter("images_encoded_total", "Images that went through the vision tower.",
                  status.images_encoded);
     page.counter("images_reused_total", "Images of requests whose features were there already.",

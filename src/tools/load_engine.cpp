@@ -1,5 +1,6 @@
 #include "tools/load_engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -15,12 +16,15 @@
 #include "model/vision_tower.h"
 #include "tools/devices.h"
 #include "tools/load_drafter.h"
+#include "tools/model_identity.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
 
 namespace percheron::tools {
 
 namespace {
+
+constexpr Bytes least_disk_queue = Bytes{32} << 20;
 
 // Logs a line a stage, with the seconds it took.
 class StageLog {
@@ -67,7 +71,54 @@ std::string last_name(const std::filesystem::path& folder) {
     return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
+// Bytes of the files in a folder that may not be there yet.
+Bytes bytes_in(const std::filesystem::path& folder) {
+    Bytes bytes = 0;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+         at.increment(error)) {
+        std::error_code ignored;
+        const auto size = at->file_size(ignored);
+        bytes += ignored ? 0 : size;
+    }
+    return bytes;
+}
+
+// Free bytes where a folder is or will be.
+Bytes free_at(std::filesystem::path folder) {
+    std::error_code error;
+    folder = std::filesystem::absolute(folder, error);
+    while (!std::filesystem::exists(folder, error) && folder != folder.root_path()) {
+        folder = folder.parent_path();
+    }
+    const auto space = std::filesystem::space(folder, error);
+    return error ? 0 : space.available;
+}
+
+Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
+                                              const ops::Backend& backend,
+                                              const cache::CacheShape& caches) {
+    cache::DiskTierOptions disk;
+    disk.folder.folder = options.prefix_disk;
+    disk.folder.limit = options.prefix_disk_size.value_or(
+        default_prefix_disk_size(free_at(options.prefix_disk), bytes_in(options.prefix_disk)));
+    disk.queue_bytes = std::max(least_disk_queue, 2 * caches.checkpoint_bytes());
+    const Bytes least = caches.checkpoint_bytes() + 16 * caches.page_bytes();
+    if (disk.folder.limit < least) {
+        return Error(ErrorCode::invalid_argument,
+                     "--prefix-disk-size " + engine::readable(disk.folder.limit) +
+                         " holds no prompt; name at least " + engine::readable(least) +
+                         ", or leave out --prefix-disk");
+    }
+    PERCHERON_ASSIGN(disk.folder.identity, model_identity(options.folder, backend));
+    return disk;
+}
+
 }  // namespace
+
+Bytes default_prefix_disk_size(Bytes free, Bytes held) {
+    return std::min(Bytes{16} << 30, (free + held) / 2);
+}
 
 Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                             const Tokenizer& tokenizer) {
@@ -148,6 +199,12 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         needs.copy_index_per_token = draft::CopyIndex::bytes(1);
     }
     needs.context_limit = config.context_limit;
+    std::optional<cache::DiskTierOptions> disk;
+    if (!options.prefix_disk.empty()) {
+        PERCHERON_ASSIGN(disk, prefix_disk_of(options, *parts.backend, needs.caches));
+        needs.prefix_disk = cache::DiskTier::memory(*disk, needs.caches.page_bytes(),
+                                                    needs.caches.checkpoint_bytes());
+    }
     PERCHERON_ASSIGN(const MachineMemory machine, parts.backend->memory());
     PERCHERON_ASSIGN(const engine::MemoryPlan plan,
                      engine::plan_memory(needs,
@@ -197,6 +254,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.kv_dtype = kv_dtype;
     engine_options.stop_tokens = config.stop_tokens;
     engine_options.banned_tokens = never_valid(config, tokenizer);
+    engine_options.prefix_disk = disk;
     engine_options.image_tokens = static_cast<std::uint32_t>(vision_options.max_tokens);
     engine_options.image_memory = needs.image_features;
     engine_options.user_token = tokenizer.added_token("<|user|>");
@@ -208,6 +266,12 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(auto engine,
                      engine::make_local_engine(std::move(parts), std::move(engine_options)));
     stages.done("engine: caches reserved");
+    if (disk) {
+        const PrefixDiskStatus files = engine->status().prefix_disk;
+        log_info("prefix cache on disk: " + options.prefix_disk.string() + ", " +
+                 std::to_string(files.entries) + " states in " + engine::readable(files.bytes) +
+                 " of at most " + engine::readable(files.limit_bytes));
+    }
     log_info(engine->description().proposer.empty()
                  ? "drafting: off"
                  : "drafting: " + engine->description().proposer + ", depth " +

@@ -34,6 +34,8 @@ struct LoadOptions {
     std::optional<Bytes> kv_memory;        // pages, slots and checkpoints
     bool prefix_cache = true;
     std::optional<Bytes> checkpoint_memory;  // of kv_memory
+    std::filesystem::path prefix_disk;       // folder of the prefix cache's files; empty: none
+    std::optional<Bytes> prefix_disk_size;   // of all of them; absent: default_prefix_disk_size()
     std::optional<std::uint32_t> max_running;
     std::optional<std::uint32_t> max_queued;
     std::optional<std::uint32_t> thinking_budget;  // for requests that name none
@@ -45,6 +47,9 @@ struct LoadOptions {
     std::function<void(const engine::StepRecord&)> on_step;
     std::function<void(const engine::MemoryPlan&)> on_plan;  // before anything large is loaded
 };
+
+// 16 GiB, and no more than half of what the folder's disk has free beside `held`.
+Bytes default_prefix_disk_size(Bytes free, Bytes held);
 
 // Loads and starts.  Logs the plan's table and a line a stage with its time.
 //

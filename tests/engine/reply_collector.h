@@ -23,6 +23,7 @@ struct CollectedReply {
     std::uint32_t drafted = 0;  // over its runs
     std::uint32_t accepted = 0;
     std::vector<EngineEvents::Logprobs> prompt_scores;  // of the first choice
+    std::vector<EngineEvents::Progress> progress;       // the same
     std::optional<EngineEvents::Finished> finished;
 };
 
@@ -38,6 +39,16 @@ class ReplyCollector final : public EngineEventSink {
             blame(reply.seed.has_value(), "admitted twice");
             reply.seed = admitted.seed;
             reply.cached = admitted.cached_tokens;
+        }
+        for (const EngineEvents::Progress& progress : events.progress) {
+            CollectedReply& reply = replies_[{to_int(progress.request), 0}];
+            blame(!reply.seed, "progress before the admission");
+            blame(!reply.tokens.empty(), "progress after the first token");
+            blame(progress.cached != reply.cached, "progress with other cached tokens");
+            blame(progress.done > progress.total, "more progress than there is");
+            blame(!reply.progress.empty() && progress.done <= reply.progress.back().done,
+                  "progress that does not rise");
+            reply.progress.push_back(progress);
         }
         for (const EngineEvents::PromptScores& scores : events.prompt_scores) {
             CollectedReply& reply = replies_[{to_int(scores.request), 0}];

@@ -6,12 +6,12 @@ import urllib.request
 
 
 class ServedModel:
-    """`arguments`: those of `percheron serve` beside the port."""
+    """`arguments`: those of `percheron serve` beside the port; `popen`: of the process."""
 
-    def __init__(self, binary, *arguments):
+    def __init__(self, binary, *arguments, **popen):
         self.process = subprocess.Popen(
             [binary, "serve", *arguments, "--port", "0"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, **popen})
         ready = self.process.stdout.readline().split()
         assert ready[:1] == ["ready"], ready
         self.url = ready[1]
@@ -22,6 +22,13 @@ class ServedModel:
     def __exit__(self, *_):
         self.process.terminate()
         self.process.wait()
+
+    def text(self, path):
+        with urllib.request.urlopen(self.url + path) as reply:
+            return reply.read().decode()
+
+    def get(self, path):
+        return json.loads(self.text(path))
 
     def post(self, path, body):
         """(status, reply): JSON, or the text of a stream."""
