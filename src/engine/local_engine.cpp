@@ -429,7 +429,12 @@ void LocalEngine::order_masks(Sequence& sequence, std::span<const TokenId> draft
     if (masks == nullptr || masks->is_of(tokens) || !masks->idle() || !mask_threads_.has_place()) {
         return;
     }
-    if (masks->begin(tokens, sequence.thinking, drafts)) {
+    if (!masks->begin(tokens, sequence.thinking, drafts)) {
+        return;
+    }
+    if (options_.mask_threads == 0) {
+        masks->fulfil();
+    } else {
         mask_threads_.order(sequence.masks);
     }
 }

@@ -66,10 +66,10 @@ struct LocalEngineOptions {
     // Begins a user's turn: before the first of them stands the system prompt with its tools.
     std::optional<TokenId> user_token;
     std::optional<ThinkTags> think_tags;
-    std::optional<std::uint32_t> thinking_budget;    // of requests that name none
-    std::size_t mask_threads = 2;                    // for replies under a grammar
-    bool loop_guard = true;                          // the same
-    std::optional<std::uint64_t> seed;               // absent: seeds come from the operating system
+    std::optional<std::uint32_t> thinking_budget;  // of requests that name none
+    std::size_t mask_threads = 2;       // for replies under a grammar; 0: the engine's own does it
+    bool loop_guard = true;             // the same
+    std::optional<std::uint64_t> seed;  // absent: seeds come from the operating system
     std::function<void(const StepRecord&)> on_step;  // called on the engine's thread
 };
 

@@ -83,12 +83,17 @@ Result<std::string> model_identity(const fs::path& model, const ops::Backend& ba
     PERCHERON_ASSIGN(const std::string weights, weights_of(model));
     Sha256 program;
     PERCHERON_TRY(add_file(program, "/proc/self/exe", true));
-    std::string identity = "weights " + weights + "\nprogram " + hex(program.finish()) +
-                           "\nbackend " + std::string(backend.name()) +
-                           (backend.arithmetic() == ops::Arithmetic::fp32 ? " fp32" : " standard");
+    std::string identity = "weights ";
+    identity += weights;
+    identity += "\nprogram ";
+    identity += hex(program.finish());
+    identity += "\nbackend ";
+    identity += backend.name();
+    identity += backend.arithmetic() == ops::Arithmetic::fp32 ? " fp32" : " standard";
     if (!backend.has_own_memory()) {
         PERCHERON_ASSIGN(const ops::cpu::Kernels* const level, ops::cpu::choose_level({}));
-        identity += " " + std::string(level->level);
+        identity += ' ';
+        identity += level->level;
     }
     return identity;
 }

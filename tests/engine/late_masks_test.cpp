@@ -4,7 +4,6 @@
 #include <atomic>
 #include <memory>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -173,9 +172,9 @@ TEST(LateMasks, NoIdDependsOnWhenAMaskComes) {
                     const auto laziness = static_cast<unsigned>(random() % 4);
                     request.grammar =
                         std::make_shared<SlowGrammar>(plain.back(), [laziness](std::size_t mask) {
-                            const std::size_t turns = laziness * (mask * 7919 % 13);
-                            for (std::size_t turn = 0; turn < turns * 20; ++turn)
-                                std::this_thread::yield();
+                            std::atomic<std::size_t> turns = laziness * (mask * 7919 % 13) * 300;
+                            while (turns > 0)
+                                --turns;
                         });
                 }
                 sent.emplace_back(engine->submit(request, collector).value(), request);

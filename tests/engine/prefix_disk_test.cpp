@@ -219,9 +219,14 @@ TEST(PrefixDisk, DamagedFilesCostTimeAndNothingElse) {
                 break;
             case 2:
             case 3: {
+                // In a piece: a header that was read before is not read again.
+                const Bytes header = cache::read_tier_file(victim).value().header_bytes();
+                const Bytes at = header + random() % (fs::file_size(victim) - header);
                 std::fstream file(victim, std::ios::binary | std::ios::in | std::ios::out);
-                file.seekp(static_cast<std::streamoff>(random() % fs::file_size(victim)));
-                file.put(static_cast<char>(random()));
+                file.seekg(static_cast<std::streamoff>(at));
+                const int byte = file.get();
+                file.seekp(static_cast<std::streamoff>(at));
+                file.put(static_cast<char>(byte ^ 32));
                 break;
             }
             default:

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "checkpoint/config.h"
 #include "core/logging.h"
 #include "engine/reply_collector.h"
+#include "support/temporary_folder.h"
 #include "text/tokenizer.h"
 #include "tools/nano_model.h"
 
@@ -164,6 +166,46 @@ TEST_F(NanoPrefix, ConversationsGiveTheIdsOfAColdEngine) {
     EXPECT_GE(hits, 12u);
     EXPECT_GE(with_images, 3u);
     EXPECT_GT(cached_tokens * 3, prompt_tokens);
+}
+
+// Text and pictures that one engine has left in files, asked of the next, which drafts with the
+// layer whose latents lie in them too.
+TEST_F(NanoPrefix, RestoredFromFilesIsCold) {
+    const tests::TemporaryFolder files;
+    LoadOptions options = options_with(true);
+    options.prefix_disk = files.path();
+    options.draft = {"mtp", 2};
+    std::vector<GenerationRequest> requests;
+    std::vector<std::vector<TokenId>> expected;
+    std::vector<std::uint32_t> accepted;
+    {
+        Run cold{load(options_with(false)), {}, 0}, first{load(options), {}, 0};
+        for (std::uint64_t i = 0; i < 6; ++i) {
+            GenerationRequest request = ask(300 + i, 24);
+            append_text(request, static_cast<std::uint32_t>(i) * 700, 250 + 31 * i);
+            if (i % 2 == 1) append_image(request, 5, 4, static_cast<unsigned>(i));
+            append_text(request, 9000, 40);
+            expected.push_back(cold.one(request).tokens);
+            const CollectedReply reply = first.one(request);
+            ASSERT_EQ(reply.tokens, expected.back());
+            accepted.push_back(reply.finished->statistics.accepted_tokens);
+            requests.push_back(std::move(request));
+        }
+        first.wait_until_idle();
+    }
+    Run restarted{load(options), {}, 0};
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        const CollectedReply reply = restarted.one(requests[i]);
+        EXPECT_EQ(reply.tokens, expected[i]) << i;
+        EXPECT_EQ(reply.cached, (requests[i].prompt.size() - 1) / 64 * 64) << i;
+        // The layer's own latents were among what was read.
+        EXPECT_EQ(reply.finished->statistics.accepted_tokens, accepted[i]) << i;
+    }
+    const PrefixDiskStatus disk = restarted.engine->status().prefix_disk;
+    EXPECT_EQ(disk.restores, requests.size());
+    EXPECT_GT(disk.bytes_restored, Bytes{1} << 20);
+    EXPECT_EQ(disk.refused, 0u);
+    EXPECT_GT(std::accumulate(accepted.begin(), accepted.end(), 0u), 6u);
 }
 
 // The same in a crowd: hits, prompts under way and streams side by side, on two threads.
