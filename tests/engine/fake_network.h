@@ -402,7 +402,8 @@ inline ExpectedReply expected_reply(const GenerationRequest& request, std::uint6
             token = fake_think_close;
         }
         if (!thinking) answer.push_back(token);
-        if (token == fake_think_open || token == fake_think_close) {
+        // An opening tag inside the thinking is a token of it like any other.
+        if (token == fake_think_close || (token == fake_think_open && !thinking)) {
             thinking = token == fake_think_open;
         } else {
             thought += thinking ? 1 : 0;

@@ -292,7 +292,7 @@ TEST(PrefixDisk, SurvivesAFullDisk) {
         EXPECT_TRUE(served.disk().paused);
         EXPECT_EQ(served.disk().bytes_written, 0u);
         EXPECT_GT(served.disk().dropped, 50u);
-        EXPECT_GT(tried, 10);
+        EXPECT_GE(tried, 10);
         EXPECT_EQ(log.warnings, 1);
         EXPECT_EQ(served.run(request).cached, 640u);  // the memory still has it
         full = false;
