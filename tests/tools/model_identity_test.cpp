@@ -21,8 +21,7 @@ using tests::TemporaryFolder;
 
 std::string identity_of(const fs::path& model,
                         ops::Arithmetic arithmetic = ops::Arithmetic::standard) {
-    const auto backend = ops::make_cpu_backend({.threads = 1, .arithmetic = arithmetic}).value();
-    return model_identity(model, *backend).value();
+    return model_identity(model, *ops::make_cpu_backend({1, arithmetic, {}}).value()).value();
 }
 
 void turn_a_bit(const fs::path& path, std::uint64_t at) {
@@ -58,9 +57,7 @@ TEST(ModelIdentity, IsThatOfEveryByteOfASmallFolder) {
     fs::rename(model / "b.safetensors", model / "c.safetensors");
     EXPECT_TRUE(seen.insert(identity_of(model)).second);
     EXPECT_TRUE(seen.insert(identity_of(model, ops::Arithmetic::fp32)).second);
-    EXPECT_FALSE(
-        model_identity(place.path() / "nothing", *ops::make_cpu_backend({.threads = 1}).value())
-            .ok());
+    EXPECT_FALSE(model_identity(place.path() / "nothing", *ops::make_cpu_backend({}).value()).ok());
 }
 
 TEST(ModelIdentity, OfLargeFilesIsThatOfTheirSizeTimeAndSamples) {
