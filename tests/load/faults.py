@@ -10,6 +10,7 @@ import argparse
 import base64
 import collections
 import concurrent.futures
+import copy
 import json
 import random
 import re
@@ -132,7 +133,7 @@ def changed(draw, value):
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         spots = list(places(value))
         if not spots:
-            return draw.choice(STRANGE)
+            return copy.deepcopy(draw.choice(STRANGE))
         spot = draw.choice(spots)
         holder = value
         for key in spot[:-1]:
@@ -143,14 +144,14 @@ def changed(draw, value):
         elif what == 1 and isinstance(holder, dict):
             holder[draw.choice(["", "x", "\0", spot[-1] + "s", "type", "role"])] = holder.pop(spot[-1])
         elif what == 2 and isinstance(holder, list):
-            holder.extend([holder[spot[-1]]] * draw.randrange(1, 40))
+            holder.extend(copy.deepcopy(holder[spot[-1]]) for _ in range(draw.randrange(1, 40)))
         elif what == 3:
             deep = holder[spot[-1]]
             for _ in range(draw.randrange(1, 80)):
                 deep = draw.choice([[deep], {"a": deep}])
             holder[spot[-1]] = deep
         else:
-            holder[spot[-1]] = draw.choice(STRANGE)
+            holder[spot[-1]] = copy.deepcopy(draw.choice(STRANGE))
     return value
 
 
