@@ -16,6 +16,7 @@ std::vector<AddCommand> all_commands();
 void add_draft(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
+void add_quality(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
 void add_bench_streams(CLI::App& app, int& exit_code);

@@ -7,8 +7,12 @@
 #include <CLI/CLI.hpp>
 
 #include "byte_progress.h"
+#include "checkpoint/config.h"
+#include "command_line.h"
 #include "commands.h"
+#include "measured_quality.h"
 #include "tools/model_path.h"
+#include "tools/quality_card.h"
 
 namespace percheron::apps {
 namespace {
@@ -17,8 +21,14 @@ struct Arguments {
     std::string model;
     std::string out;
     std::string format;
-    std::string method = "rtn";
+    std::string method;
     std::string rest = "keep";
+    std::vector<std::string> include;
+    std::vector<std::string> keep;
+    std::string calibration;
+    std::string held_out;
+    tools::CalibrationLimits limits;
+    tools::Calibration settings;
     std::uint64_t shard_size = std::uint64_t{5} << 30;
     std::size_t threads = 0;
 };
@@ -30,37 +40,40 @@ int fail(int code, const std::string& message) {
     return code;
 }
 
-// The formats named, or the sentence that says why they cannot be had.
+Error wrong(const std::string& message) {
+    return Error(ErrorCode::invalid_argument, message);
+}
+
+// What was asked for, or the sentence that says why it cannot be had.
 Result<tools::QuantizeOptions> read_options(const Arguments& arguments) {
     tools::QuantizeOptions options;
-    if (arguments.format == "nvfp4") {
-        return Error(ErrorCode::unsupported, "--format nvfp4 is not built yet; use w4a16 or fp8");
+    options.format = arguments.format == "fp8"     ? ops::WeightFormat::fp8_block
+                     : arguments.format == "nvfp4" ? ops::WeightFormat::nvfp4
+                                                   : ops::WeightFormat::w4a16;
+    const bool texts = !arguments.calibration.empty();
+    if (arguments.method == "gptq" && !texts) {
+        return wrong("--method gptq needs texts; name them with --calibration FILE.jsonl");
     }
-    if (arguments.method == "gptq") {
-        return Error(ErrorCode::unsupported,
-                     "--method gptq is not built yet; use rtn, which rounds to the nearest value");
+    if (texts && arguments.method == "rtn") {
+        return wrong("--method rtn reads no texts; leave out --calibration or --method");
     }
-    options.experts =
-        arguments.format == "fp8" ? ops::WeightFormat::fp8_block : ops::WeightFormat::w4a16;
+    if (texts && options.format == ops::WeightFormat::fp8_block) {
+        return wrong(
+            "--format fp8 is rounded to the nearest value and reads no texts; leave out "
+            "--calibration");
+    }
+    if (arguments.shard_size == 0) return wrong("--shard-size must be more than nothing");
     if (arguments.rest == "fp8") options.rest = ops::WeightFormat::fp8_block;
-    if (arguments.shard_size == 0) {
-        return Error(ErrorCode::invalid_argument, "--shard-size must be more than nothing");
-    }
+    options.include = arguments.include;
+    options.keep = arguments.keep;
     options.shard_limit = arguments.shard_size;
     options.threads = arguments.threads;
     return options;
 }
 
-int run(const Arguments& arguments) {
-    auto options = read_options(arguments);
-    if (!options.ok()) return fail(2, options.error().message());
-    const auto model = tools::resolve_model(arguments.model);
-    if (!model.ok()) return fail(1, model.error().message());
-    options->progress = ByteProgress("quantize");
-    const auto report = tools::quantize(*model, arguments.out, *options);
-    if (!report.ok()) return fail(1, report.error().message());
+void print_report(const tools::QuantizeReport& report, const std::string& out) {
     std::printf("%-10s %8s %12s  %s\n", "format", "tensors", "MiB", "relative error");
-    for (const auto& [name, format] : report->formats) {
+    for (const auto& [name, format] : report.formats) {
         std::printf("%-10s %8zu %12.2f  ", name.c_str(), format.tensors,
                     static_cast<double>(format.bytes) / mebibyte);
         if (format.relative_error > 0) {
@@ -69,10 +82,77 @@ int run(const Arguments& arguments) {
             std::printf("as stored\n");
         }
     }
-    std::printf("%s: %.2f MiB of weights in %zu file%s\n", arguments.out.c_str(),
-                static_cast<double>(report->bytes) / mebibyte, report->files,
-                report->files == 1 ? "" : "s");
-    return 0;
+    if (!report.layers.empty()) {
+        std::printf("\n%zu texts of %zu tokens; errors of the matrices' outputs on them:\n",
+                    report.calibration_texts, report.calibration_tokens);
+        std::printf("%5s %8s %10s %12s %22s\n", "layer", "matrices", "error", "to nearest",
+                    "rows of an expert");
+    }
+    for (const tools::QuantizeReport::Layer& layer : report.layers) {
+        std::printf("%5zu %8zu %10.5f %12.5f", layer.index, layer.matrices, layer.error,
+                    layer.nearest_error);
+        if (!layer.expert_rows.empty()) {
+            const auto [least, most] =
+                std::minmax_element(layer.expert_rows.begin(), layer.expert_rows.end());
+            std::printf(" %10llu to %8llu", static_cast<unsigned long long>(*least),
+                        static_cast<unsigned long long>(*most));
+        }
+        std::printf("\n");
+    }
+    if (!report.uncovered.empty()) {
+        std::printf("\n%zu matrices had too few rows and were rounded to the nearest:\n",
+                    report.uncovered.size());
+        for (const std::string& name : report.uncovered)
+            std::printf("  %s\n", name.c_str());
+    }
+    std::printf("%s: %.2f MiB of weights in %zu file%s\n", out.c_str(),
+                static_cast<double>(report.bytes) / mebibyte, report.files,
+                report.files == 1 ? "" : "s");
+}
+
+Status quantize(const Arguments& arguments, tools::QuantizeOptions options) {
+    PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
+    PERCHERON_ASSIGN(const model::ModelConfig config, checkpoint::read_config(model));
+    if (!arguments.calibration.empty()) {
+        options.calibration = arguments.settings;
+        PERCHERON_ASSIGN(options.calibration->texts,
+                         tools::read_calibration(arguments.calibration, model, config.vocabulary,
+                                                 arguments.limits));
+    }
+    // Read before the work, so that a mistake in the file does not come at its end.
+    std::vector<tools::CalibrationText> held_out;
+    if (!arguments.held_out.empty()) {
+        PERCHERON_ASSIGN(held_out, tools::read_calibration(arguments.held_out, model,
+                                                           config.vocabulary, arguments.limits));
+    }
+    const ByteProgress progress("quantize");
+    options.progress = progress;
+    PERCHERON_ASSIGN(const tools::QuantizeReport report,
+                     tools::quantize(model, arguments.out, options));
+    print_report(report, arguments.out);
+
+    tools::QualityCard card;
+    card.command = command_line();
+    card.source = arguments.model;
+    card.source_bytes = report.source_bytes;
+    card.report = &report;
+    card.format = arguments.format;
+    card.method = options.calibration ? "gptq" : "rtn";
+    if (!held_out.empty()) {
+        card.texts = arguments.held_out;
+        PERCHERON_ASSIGN(card.quality, measure_quality(model, arguments.out, held_out, "auto",
+                                                       arguments.threads));
+    }
+    PERCHERON_TRY(tools::write_card(arguments.out, card));
+    if (!held_out.empty()) print_quality(card.quality);
+    return {};
+}
+
+int run(const Arguments& arguments) {
+    auto options = read_options(arguments);
+    if (!options.ok()) return fail(2, options.error().message());
+    const Status done = quantize(arguments, std::move(options).value());
+    return done.ok() ? 0 : fail(1, done.error().message());
 }
 
 }  // namespace
@@ -82,23 +162,56 @@ void add_quantize(CLI::App& app, int& exit_code) {
     CLI::App* command =
         app.add_subcommand("quantize", "Write a checkpoint in smaller weight formats");
     command->footer(
-        "Example: percheron quantize GLM-5.3-Flash GLM-5.3-Flash-W4A16 --format w4a16 --rest keep");
+        "FILE.jsonl has a text a line: {\"messages\": [...], \"tools\": [...]}, {\"prompt\": ...}, "
+        "{\"text\": ...}\nor {\"ids\": [...]}.  PATTERN is a module and what lies below it, a "
+        "shell "
+        "pattern for a whole name,\nor re:EXPRESSION.  A run that was stopped goes on when it is "
+        "repeated.\n\n"
+        "Example: percheron quantize GLM-5.3-Flash GLM-5.3-Flash-W4A16 --format w4a16 "
+        "--calibration texts.jsonl");
     command->add_option("MODEL", arguments->model, "Model folder to read")->required();
     command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
         ->required();
-    command->add_option("--format", arguments->format, "Format of the routed experts: w4a16 or fp8")
+    command->add_option("--format", arguments->format, "Format: w4a16, nvfp4 or fp8")
         ->required()
         ->check(CLI::IsMember({"w4a16", "nvfp4", "fp8"}));
     command
         ->add_option("--method", arguments->method,
-                     "How values are chosen: rtn (nearest value, best scale per group)")
-        ->check(CLI::IsMember({"rtn", "gptq"}))
-        ->capture_default_str();
+                     "How values are chosen: rtn (nearest value) or gptq (by what --calibration's "
+                     "texts make of them; the default where there are texts)")
+        ->check(CLI::IsMember({"rtn", "gptq"}));
+    command->add_option("--calibration", arguments->calibration, "FILE.jsonl of texts for gptq");
+    command->add_option("--held-out", arguments->held_out,
+                        "FILE.jsonl of other texts, on which OUT is compared with MODEL for its "
+                        "QUALITY.md");
+    command
+        ->add_option("--include", arguments->include,
+                     "PATTERN of matrices that get --format (default: the routed experts)")
+        ->allow_extra_args(false);
+    command->add_option("--keep", arguments->keep, "PATTERN of matrices that stay as they are")
+        ->allow_extra_args(false);
     command
         ->add_option("--rest", arguments->rest,
                      "Other matrices whose sizes are multiples of 128: keep, or fp8 "
                      "(embedding, head, MTP and vision included)")
         ->check(CLI::IsMember({"keep", "fp8"}))
+        ->capture_default_str();
+    command->add_flag("--all-experts", arguments->settings.all_experts,
+                      "Calibrate every expert with every row, not with those routed to it");
+    command
+        ->add_option("--least-rows", arguments->settings.least_rows,
+                     "Rows that a matrix needs to be calibrated")
+        ->capture_default_str();
+    command
+        ->add_option("--damping", arguments->settings.damping,
+                     "Share of the mean square added to every input's")
+        ->check(CLI::Range(1e-6, 1e3))
+        ->capture_default_str();
+    command->add_option("--calibration-tokens", arguments->limits.tokens, "Tokens of all texts")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    command->add_option("--calibration-length", arguments->limits.length, "Tokens of a text")
+        ->check(CLI::PositiveNumber)
         ->capture_default_str();
     command->add_option("--shard-size", arguments->shard_size, "Largest file, e.g. 5GiB")
         ->transform(CLI::AsSizeValue(false))

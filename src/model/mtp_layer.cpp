@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "model/weight_loader.h"
-#include "ops/mtp_stages.h"
 
 namespace percheron::model {
 namespace {
@@ -19,19 +18,7 @@ class Layer final : public MtpLayer {
     Status load(WeightSource& source) {
         const ModelConfig& config = trunk_.config();
         const std::size_t hidden = config.hidden;
-        WeightLoader loader(config, source, backend_);
-        const std::string at =
-            "model.language_model.layers." + std::to_string(config.layers()) + ".";
-        PERCHERON_TRY(loader.vector(at + "enorm.weight", hidden, weights_.embedding_norm));
-        PERCHERON_TRY(loader.vector(at + "hnorm.weight", hidden, weights_.hidden_norm));
-        PERCHERON_TRY(loader.matrix(at + "eh_proj", hidden, 2 * hidden, weights_.projection));
-        PERCHERON_TRY(loader.vector(at + "input_layernorm.weight", hidden, weights_.input_norm));
-        PERCHERON_TRY(loader.sparse(at + "self_attn.", weights_.attention));
-        PERCHERON_TRY(loader.vector(at + "post_attention_layernorm.weight", hidden,
-                                    weights_.post_attention_norm));
-        PERCHERON_TRY(loader.experts(at + "mlp.", expert_list_, weights_.experts));
-        PERCHERON_TRY(loader.vector(at + "shared_head.norm.weight", hidden, weights_.output_norm));
-
+        PERCHERON_TRY(load_mtp_layer(config, source, backend_, weights_));
         for (ops::Activations* activations : {&residual_, &normed_, &output_, &hidden_}) {
             const DType dtype = backend_.activation_dtype();
             PERCHERON_ASSIGN(
@@ -81,12 +68,12 @@ class Layer final : public MtpLayer {
                  std::span<const std::uint32_t> hidden_rows, const ops::LatentPages& pages,
                  const ops::Activations& logits) {
         const SharedMatrices shared = trunk_.shared();
-        stages_.mtp_input(weights_, shared.embedding, batch, hidden, hidden_rows, residual_,
+        stages_.mtp_input(weights_.stages, shared.embedding, batch, hidden, hidden_rows, residual_,
                           normed_);
-        backend_.sparse_mixer(weights_.attention, pages, batch, normed_, output_);
-        stages_.residual_turn(weights_.post_attention_norm, output_, residual_, normed_);
-        backend_.moe_ffn(weights_.experts, batch, normed_, output_);
-        stages_.residual_turn(weights_.output_norm, output_, residual_, hidden_);
+        backend_.sparse_mixer(weights_.stages.attention, pages, batch, normed_, output_);
+        stages_.residual_turn(weights_.stages.post_attention_norm, output_, residual_, normed_);
+        backend_.moe_ffn(weights_.stages.experts, batch, normed_, output_);
+        stages_.residual_turn(weights_.stages.output_norm, output_, residual_, hidden_);
         backend_.head(shared.head, batch, hidden_, logits);
     }
 
@@ -94,14 +81,31 @@ class Layer final : public MtpLayer {
     ops::Backend& backend_;
     ops::MtpStages& stages_;
     NetworkOptions options_;
-    ops::MtpWeights weights_;
-    std::vector<ops::FeedForwardWeights> expert_list_;
+    MtpLayerWeights weights_;
     std::vector<std::unique_ptr<ops::BackendBuffer>> memory_;
     std::unique_ptr<ops::BackendBuffer> logits_memory_;
     ops::Activations residual_, normed_, output_, hidden_;
 };
 
 }  // namespace
+
+Status load_mtp_layer(const ModelConfig& config, WeightSource& source, ops::Backend& backend,
+                      MtpLayerWeights& out) {
+    ops::MtpWeights& weights = out.stages;
+    const std::size_t hidden = config.hidden;
+    WeightLoader loader(config, source, backend);
+    const std::string at = "model.language_model.layers." + std::to_string(config.layers()) + ".";
+    PERCHERON_TRY(loader.vector(at + "enorm.weight", hidden, weights.embedding_norm));
+    PERCHERON_TRY(loader.vector(at + "hnorm.weight", hidden, weights.hidden_norm));
+    PERCHERON_TRY(loader.matrix(at + "eh_proj", hidden, 2 * hidden, weights.projection));
+    PERCHERON_TRY(loader.vector(at + "input_layernorm.weight", hidden, weights.input_norm));
+    PERCHERON_TRY(loader.sparse(at + "self_attn.", weights.attention));
+    PERCHERON_TRY(
+        loader.vector(at + "post_attention_layernorm.weight", hidden, weights.post_attention_norm));
+    PERCHERON_TRY(loader.experts(at + "mlp.", out.expert_list, weights.experts));
+    PERCHERON_TRY(loader.vector(at + "shared_head.norm.weight", hidden, weights.output_norm));
+    return {};
+}
 
 Bytes MtpLayer::memory(const ModelConfig& config, const ops::Backend& backend,
                        const NetworkOptions& options) {

@@ -16,11 +16,23 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/status.h"
 #include "model/network.h"
+#include "ops/mtp_stages.h"
 
 namespace percheron::model {
+
+// The layer's weights, placed in a backend; experts.experts views expert_list.
+struct MtpLayerWeights {
+    ops::MtpWeights stages;
+    std::vector<ops::FeedForwardWeights> expert_list;
+};
+
+// Asks `source` for every tensor of the layer.  Errors: the source's, with the tensor named.
+Status load_mtp_layer(const ModelConfig& config, WeightSource& source, ops::Backend& backend,
+                      MtpLayerWeights& out);
 
 class MtpLayer {
   public:

@@ -9,23 +9,6 @@ namespace {
 
 const std::string language_model = "model.language_model.";
 
-// One layer of the trunk.
-Status load_layer(const ModelConfig& config, WeightLoader& loader, std::size_t index,
-                  LayerWeights& out) {
-    const std::string at = language_model + "layers." + std::to_string(index) + ".";
-    PERCHERON_TRY(loader.turn(at, "attn", "input_layernorm", out.attention_turn));
-    PERCHERON_TRY(loader.turn(at, "ffn", "post_attention_layernorm", out.feed_forward_turn));
-    if (config.mixers[index] == MixerKind::kda) {
-        PERCHERON_TRY(loader.kda(at + "self_attn.", out.kda.emplace()));
-    } else {
-        PERCHERON_TRY(loader.sparse(at + "self_attn.", out.sparse.emplace()));
-    }
-    if (config.feed_forward[index] == FeedForwardKind::dense) {
-        return loader.feed_forward(at + "mlp.", config.dense_intermediate, out.dense.emplace());
-    }
-    return loader.experts(at + "mlp.", out.expert_list, out.experts.emplace());
-}
-
 }  // namespace
 
 ops::NetworkShape shape_of(const ModelConfig& config) {
@@ -61,6 +44,23 @@ ops::NetworkShape shape_of(const ModelConfig& config) {
     return shape;
 }
 
+Status load_layer(const ModelConfig& config, WeightSource& source, ops::Backend& backend,
+                  std::size_t index, LayerWeights& out) {
+    WeightLoader loader(config, source, backend);
+    const std::string at = language_model + "layers." + std::to_string(index) + ".";
+    PERCHERON_TRY(loader.turn(at, "attn", "input_layernorm", out.attention_turn));
+    PERCHERON_TRY(loader.turn(at, "ffn", "post_attention_layernorm", out.feed_forward_turn));
+    if (config.mixers[index] == MixerKind::kda) {
+        PERCHERON_TRY(loader.kda(at + "self_attn.", out.kda.emplace()));
+    } else {
+        PERCHERON_TRY(loader.sparse(at + "self_attn.", out.sparse.emplace()));
+    }
+    if (config.feed_forward[index] == FeedForwardKind::dense) {
+        return loader.feed_forward(at + "mlp.", config.dense_intermediate, out.dense.emplace());
+    }
+    return loader.experts(at + "mlp.", out.expert_list, out.experts.emplace());
+}
+
 Result<TrunkWeights> load_trunk(const ModelConfig& config, WeightSource& source,
                                 ops::Backend& backend) {
     WeightLoader loader(config, source, backend);
@@ -71,7 +71,7 @@ Result<TrunkWeights> load_trunk(const ModelConfig& config, WeightSource& source,
     PERCHERON_TRY(loader.matrix("lm_head", config.vocabulary, config.hidden, weights.head));
     weights.layers.resize(config.layers());
     for (std::size_t index = 0; index < config.layers(); ++index) {
-        PERCHERON_TRY(load_layer(config, loader, index, weights.layers[index]));
+        PERCHERON_TRY(load_layer(config, source, backend, index, weights.layers[index]));
     }
     return weights;
 }

@@ -32,7 +32,10 @@ struct TrunkWeights {
 // The numbers of `config` that the stages share.
 ops::NetworkShape shape_of(const ModelConfig& config);
 
-// Asks `source` for every tensor of the trunk.  Errors: the source's, with the tensor named.
+// Asks `source` for the tensors of one layer, or of the trunk.  Errors: the source's, with the
+// tensor named.
+Status load_layer(const ModelConfig& config, WeightSource& source, ops::Backend& backend,
+                  std::size_t index, LayerWeights& out);
 Result<TrunkWeights> load_trunk(const ModelConfig& config, WeightSource& source,
                                 ops::Backend& backend);
 

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
 #include "core/files.h"
-#include "core/thread_pool.h"
 #include "tools/checkpoint_folder.h"
-#include "tools/quantize_formats.h"
+#include "tools/quantize_experts.h"
+#include "tools/quantize_folder.h"
+#include "tools/quantize_layers.h"
 #include "tools/quantize_plan.h"
+#include "tools/quantize_rounder.h"
 
 namespace percheron::tools {
 namespace {
@@ -18,157 +20,315 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
 using checkpoint::SafetensorsWriter;
+using checkpoint::stem_of;
 using checkpoint::TensorHeader;
-using ops::WeightFormat;
+using Json = nlohmann::ordered_json;
 
-constexpr std::size_t slab_rows = 128;  // rows of one FP8 block
-
-// The packed bytes of one weight, in the order of PlannedWeight::outputs.
-struct PackedWeight {
-    std::vector<std::vector<std::byte>> parts;
-    RoundingError error;
-};
-
-template <class T>
-std::span<T> typed(std::vector<std::byte>& bytes) {
-    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
-}
-
-// Rounds a whole matrix, slabs of rows side by side.
-class MatrixRounder {
+// FNV-1a over bytes.
+class Fingerprint {
   public:
-    explicit MatrixRounder(std::size_t threads) : pool_(ThreadPoolOptions{.threads = threads}) {}
-
-    Result<PackedWeight> round(const PlannedWeight& weight, const ops::WeightMatrix& source) {
-        PackedWeight packed;
-        for (const TensorHeader& output : weight.outputs) {
-            packed.parts.emplace_back(output.bytes());
-        }
-        const std::size_t slabs = (source.n + slab_rows - 1) / slab_rows;
-        std::vector<RoundingError> errors(slabs);
-        pool_.parallel_for(slabs, [&](std::size_t slab, std::size_t) {
-            errors[slab] = round_slab(weight.format, source, slab, packed);
-        });
-        for (const RoundingError& error : errors) {
-            packed.error += error;
-        }
-        // A NaN or an infinity anywhere in the matrix ends up here.
-        if (!std::isfinite(packed.error.squared_sum)) {
-            return Error(ErrorCode::corrupt, checkpoint::describe(weight.source.data) +
-                                                 ": holds values that are not finite");
-        }
-        if (weight.format == WeightFormat::w4a16) {
-            const std::uint64_t shape[2] = {source.n, source.k};
-            std::memcpy(packed.parts[2].data(), shape, sizeof(shape));
-        }
-        return packed;
+    void add(std::span<const std::byte> bytes) {
+        for (const std::byte byte : bytes)
+            value_ = (value_ ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3u;
     }
+    std::string text() const { return std::to_string(value_); }
 
   private:
-    static RoundingError round_slab(WeightFormat format, const ops::WeightMatrix& source,
-                                    std::size_t slab, PackedWeight& packed) {
-        const std::size_t k = source.k;
-        const std::size_t first = slab * slab_rows;
-        const std::size_t rows = std::min(slab_rows, source.n - first);
-        std::vector<float> weights(rows * k);
-        for (std::size_t row = 0; row < rows; ++row) {
-            ops::dequantise_row(source, first + row, weights.data() + row * k);
+    std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+// Everything the bytes of OUT follow from.
+std::string describe_run(const Checkpoint& model, const QuantizeOptions& options) {
+    Json run;
+    run["format"] = ops::name_of(options.format);
+    run["rest"] = options.rest ? Json(ops::name_of(*options.rest)) : Json();
+    run["include"] = options.include;
+    run["keep"] = options.keep;
+    run["shard size"] = options.shard_limit;
+    Json files = Json::array();
+    for (const checkpoint::SafetensorsFile& file : model.shards().files()) {
+        std::error_code ignored;
+        const auto changed = fs::last_write_time(file.path(), ignored).time_since_epoch().count();
+        files.push_back({file.path().filename().string(), file.mapping().bytes().size(), changed});
+    }
+    run["files of MODEL"] = std::move(files);
+    if (options.calibration) {
+        const Calibration& calibration = *options.calibration;
+        Fingerprint ids;
+        for (const CalibrationText& text : calibration.texts) {
+            const std::size_t length = text.ids.size();
+            ids.add(std::as_bytes(std::span(&length, 1)));
+            ids.add(std::as_bytes(std::span(text.ids)));
         }
+        run["calibration texts"] = ids.text();
+        run["all experts"] = calibration.all_experts;
+        run["least rows"] = calibration.least_rows;
+        run["damping"] = calibration.damping;
+    }
+    return run.dump(1) + "\n";
+}
+
+// What one section adds to the report.
+struct SectionAccount {
+    struct Format {
+        std::size_t tensors = 0;
+        Bytes bytes = 0;
         RoundingError error;
-        for (const float weight : weights) {
-            error.squared_sum += weight * 0.0f;  // NaN if any is not finite
+    };
+    std::map<std::string, Format> formats;
+    std::optional<LayerAccount> layer;
+
+    std::string to_text() const {
+        Json json;
+        for (const auto& [name, format] : formats) {
+            json["formats"][name] = {format.tensors, format.bytes, format.error.squared_error,
+                                     format.error.squared_sum};
         }
-        if (error.squared_sum != 0) return error;
-        if (format == WeightFormat::fp8_block) {
-            const std::size_t columns = (k + slab_rows - 1) / slab_rows;
-            return round_to_fp8_blocks(
-                weights, rows, k, typed<Float8E4M3>(packed.parts[0]).subspan(first * k, rows * k),
-                typed<float>(packed.parts[1]).subspan(slab * columns, columns));
+        if (layer) {
+            json["layer"] = {{"matrices", layer->matrices},
+                             {"errors", {layer->error, layer->nearest_error, layer->outputs}},
+                             {"rows", layer->expert_rows},
+                             {"uncovered", layer->uncovered}};
         }
-        const auto words = typed<std::uint32_t>(packed.parts[0]);
-        const auto scales = typed<BFloat16>(packed.parts[1]);
-        for (std::size_t row = 0; row < rows; ++row) {
-            error += round_to_w4a16(std::span(weights).subspan(row * k, k),
-                                    words.subspan((first + row) * (k / 8), k / 8),
-                                    scales.subspan((first + row) * (k / 128), k / 128));
-        }
-        return error;
+        return json.dump() + "\n";
     }
 
-    ThreadPool pool_;
+    static SectionAccount of_text(const std::string& text) {
+        const Json json = Json::parse(text);
+        SectionAccount account;
+        for (const auto& [name, list] : json.value("formats", Json::object()).items()) {
+            account.formats[name] = {list[0], list[1], {list[2], list[3]}};
+        }
+        if (const auto found = json.find("layer"); found != json.end()) {
+            LayerAccount& layer = account.layer.emplace();
+            layer.matrices = (*found)["matrices"];
+            layer.error = (*found)["errors"][0];
+            layer.nearest_error = (*found)["errors"][1];
+            layer.outputs = (*found)["errors"][2];
+            layer.expert_rows = (*found)["rows"].get<std::vector<std::uint64_t>>();
+            layer.uncovered = (*found)["uncovered"].get<std::vector<std::string>>();
+        }
+        return account;
+    }
 };
 
 class Quantizer {
   public:
-    Quantizer(Checkpoint& model, const fs::path& out, const QuantizeOptions& options)
-        : model_(model), out_(out), options_(options), rounder_(options.threads) {}
+    Quantizer(Checkpoint& model, const QuantizeOptions& options,
+              const std::vector<PlannedWeight>& plan, QuantizeFolder& folder, CalibrationMath& math)
+        : model_(model),
+          options_(options),
+          folder_(folder),
+          math_(math),
+          rounder_(math.pool()),
+          replaced_(model),
+          files_{folder.state()} {
+        for (std::size_t first = 0; first < plan.size();) {
+            std::size_t last = first;
+            while (last < plan.size() && plan[last].section == plan[first].section)
+                ++last;
+            sections_.push_back(std::span(plan).subspan(first, last - first));
+            first = last;
+        }
+        for (const PlannedWeight& weight : plan)
+            total_ += source_bytes(weight);
+        if (options.calibration) {
+            network_.emplace(model.config(), replaced_, options.calibration->texts, files_,
+                             options.threads);
+        }
+    }
 
-    Result<QuantizeReport> run(const std::vector<PlannedWeight>& plan) {
-        std::vector<std::vector<TensorHeader>> units;
-        for (const PlannedWeight& weight : plan) {
-            units.push_back(weight.outputs);
-            for (const checkpoint::TensorPlace& place : weight.source.all()) {
-                total_ += place.tensor->bytes.size();
+    Result<QuantizeReport> run() {
+        std::vector<std::vector<TensorHeader>> shards;
+        for (std::size_t i = 0; i < sections_.size(); ++i) {
+            const auto own = shards_of(sections_[i]);
+            PERCHERON_ASSIGN(const auto record, folder_.record(i));
+            if (record) {
+                for (const PlannedWeight& weight : sections_[i])
+                    count(weight);
+                add(i, SectionAccount::of_text(*record));
+            } else {
+                PERCHERON_ASSIGN(SectionAccount account, write_section(i, shards.size(), own));
+                PERCHERON_TRY(folder_.write_record(i, account.to_text()));
+                add(i, account);
             }
+            // The streams in front of a finished layer are of no more use.
+            if (i > 0) remove(files_.streams(i - 1));
+            shards.insert(shards.end(), own.begin(), own.end());
         }
-        const auto shards = checkpoint::join_into_shards(units, options_.shard_limit);
-        std::size_t next = 0;
-        for (std::size_t i = 0; i < shards.size(); ++i) {
-            const std::string name = checkpoint::shard_name(i, shards.size());
-            PERCHERON_ASSIGN(SafetensorsWriter writer,
-                             SafetensorsWriter::create(out_ / name, shards[i]));
-            for (std::size_t tensors = 0; tensors < shards[i].size(); ++next) {
-                PERCHERON_TRY(write(plan[next], writer));
-                tensors += plan[next].outputs.size();
-            }
-            PERCHERON_TRY(writer.finish());
-        }
-        if (shards.size() > 1) PERCHERON_TRY(checkpoint::write_index(out_, shards));
-        report_.files = shards.size();
-        for (auto& [name, format] : report_.formats) {
-            const RoundingError& error = errors_[name];
-            report_.bytes += format.bytes;
+        PERCHERON_TRY(folder_.publish(shards, options_.shard_limit));
+        for (const auto& [name, error] : errors_) {
             if (error.squared_sum > 0) {
-                format.relative_error = std::sqrt(error.squared_error / error.squared_sum);
+                report_.formats[name].relative_error =
+                    std::sqrt(error.squared_error / error.squared_sum);
             }
+        }
+        report_.source_bytes = total_;
+        report_.files = report_.bytes <= options_.shard_limit ? 1 : shards.size();
+        if (network_) {
+            report_.calibration_texts = options_.calibration->texts.size();
+            report_.calibration_tokens = network_->tokens();
         }
         return std::move(report_);
     }
 
   private:
-    Status write(const PlannedWeight& weight, SafetensorsWriter& writer) {
-        const std::string format(ops::name_of(weight.format));
-        if (weight.copied()) {
-            const std::vector<checkpoint::TensorPlace> places = weight.source.all();
-            for (std::size_t i = 0; i < places.size(); ++i) {
-                PERCHERON_TRY(writer.write(weight.outputs[i].name, places[i].tensor->bytes));
-            }
-        } else {
-            PERCHERON_ASSIGN(const ops::WeightMatrix source,
-                             model_.matrix(checkpoint::stem_of(weight.tensor.name), weight.rows(),
-                                           weight.columns()));
-            PERCHERON_ASSIGN(const PackedWeight packed, rounder_.round(weight, source));
-            for (std::size_t i = 0; i < packed.parts.size(); ++i) {
-                PERCHERON_TRY(writer.write(weight.outputs[i].name, packed.parts[i]));
-            }
-            errors_[format] += packed.error;
-        }
-        QuantizeReport::Format& tally = report_.formats[format];
-        ++tally.tensors;
-        for (const TensorHeader& output : weight.outputs) {
-            tally.bytes += output.bytes();
-        }
-        for (const checkpoint::TensorPlace& place : weight.source.all()) {
-            done_ += place.tensor->bytes.size();
-        }
+    static void remove(const fs::path& path) {
+        std::error_code ignored;
+        fs::remove(path, ignored);
+    }
+
+    static Bytes source_bytes(const PlannedWeight& weight) {
+        Bytes bytes = 0;
+        for (const checkpoint::TensorPlace& place : weight.source.all())
+            bytes += place.tensor->bytes.size();
+        return bytes;
+    }
+
+    void count(const PlannedWeight& weight) {
+        done_ += source_bytes(weight);
         if (options_.progress) options_.progress(done_, total_);
+    }
+
+    std::vector<std::vector<TensorHeader>> shards_of(std::span<const PlannedWeight> section) const {
+        std::vector<std::vector<TensorHeader>> units;
+        for (const PlannedWeight& weight : section)
+            units.push_back(weight.outputs);
+        return checkpoint::join_into_shards(units, options_.shard_limit);
+    }
+
+    Result<SectionAccount> write_section(std::size_t index, std::size_t first_shard,
+                                         const std::vector<std::vector<TensorHeader>>& shards) {
+        const std::span<const PlannedWeight> section = sections_[index];
+        SectionAccount account;
+        PackedWeights packed;
+        if (network_) PERCHERON_TRY(calibrate(index, packed, account));
+        std::size_t next = 0;
+        for (std::size_t i = 0; i < shards.size(); ++i) {
+            PERCHERON_ASSIGN(SafetensorsWriter writer,
+                             SafetensorsWriter::create(folder_.part(first_shard + i), shards[i]));
+            for (std::size_t tensors = 0; tensors < shards[i].size(); ++next) {
+                PERCHERON_TRY(write(section[next], section, packed, writer, account));
+                tensors += section[next].outputs.size();
+            }
+            PERCHERON_TRY(writer.finish());
+        }
+        replaced_.clear();
+        return account;
+    }
+
+    // Rounds what the section's layer computes with and computes it over the texts: `packed` gets
+    // every rounded matrix, the folder the streams in front of the next layer.
+    Status calibrate(std::size_t index, PackedWeights& packed, SectionAccount& account) {
+        const std::span<const PlannedWeight> section = sections_[index];
+        for (const PlannedWeight& weight : section) {
+            if (weight.copied() || weight.calibrated) continue;
+            PERCHERON_ASSIGN(PackedWeight rounded, nearest(weight, section));
+            const auto place =
+                packed.insert_or_assign(stem_of(weight.tensor.name), std::move(rounded)).first;
+            replaced_.replace(place->first, place->second.view(weight));
+        }
+        if (index == 0) return network_->embed();
+        const model::ModelConfig& config = model_.config();
+        const std::size_t layer = index - 1;
+        if (layer >= config.layers() + config.mtp_layers) return {};
+        const bool last = layer == config.layers();  // the MTP layer, which nothing follows
+        LayerCalibration calibration(options_, config, section, replaced_, math_, packed);
+        if (calibration.watches()) {
+            const ProductWatcher watcher = calibration.watcher();
+            PERCHERON_TRY(network_->attend(layer, watcher));
+            PERCHERON_TRY(network_->feed_forward(watcher, false));
+            PERCHERON_TRY(calibration.round_watched());
+        }
+        PERCHERON_TRY(network_->attend(layer, {}));
+        if (const ops::ExpertsWeights* experts = network_->experts()) {
+            PERCHERON_TRY(
+                calibration.round_experts(*experts, network_->inputs(), network_->input_rows(),
+                                          [this](const PlannedWeight& weight) { count(weight); }));
+        }
+        if (!last) PERCHERON_TRY(network_->feed_forward({}, true));
+        network_->leave();
+        account.layer = calibration.take_account();
         return {};
     }
 
+    Result<PackedWeight> nearest(const PlannedWeight& weight,
+                                 std::span<const PlannedWeight> section) {
+        PERCHERON_ASSIGN(
+            const ops::WeightMatrix source,
+            model_.matrix(stem_of(weight.tensor.name), weight.rows(), weight.columns()));
+        PERCHERON_ASSIGN(const float global_scale,
+                         planned_global_scale(weight, section, model_, math_.pool()));
+        return rounder_.nearest(weight, source, global_scale);
+    }
+
+    Status write(const PlannedWeight& weight, std::span<const PlannedWeight> section,
+                 PackedWeights& packed, SafetensorsWriter& writer, SectionAccount& account) {
+        SectionAccount::Format& tally = account.formats[std::string(ops::name_of(weight.format))];
+        if (weight.copied()) {
+            const std::vector<checkpoint::TensorPlace> places = weight.source.all();
+            for (std::size_t i = 0; i < places.size(); ++i)
+                PERCHERON_TRY(writer.write(weight.outputs[i].name, places[i].tensor->bytes));
+        } else {
+            auto found = packed.find(stem_of(weight.tensor.name));
+            if (found == packed.end()) {
+                PERCHERON_ASSIGN(PackedWeight rounded, nearest(weight, section));
+                PERCHERON_TRY(write_parts(weight, rounded, writer));
+                tally.error += rounded.error;
+            } else {
+                PERCHERON_TRY(write_parts(weight, found->second, writer));
+                tally.error += found->second.error;
+                packed.erase(found);
+            }
+        }
+        ++tally.tensors;
+        for (const TensorHeader& output : weight.outputs)
+            tally.bytes += output.bytes();
+        const bool counted =
+            weight.calibrated && weight.tensor.role == checkpoint::TensorRole::routed_expert;
+        if (!counted) count(weight);
+        return {};
+    }
+
+    static Status write_parts(const PlannedWeight& weight, const PackedWeight& packed,
+                              SafetensorsWriter& writer) {
+        for (std::size_t i = 0; i < packed.parts.size(); ++i)
+            PERCHERON_TRY(writer.write(weight.outputs[i].name, packed.parts[i]));
+        return {};
+    }
+
+    void add(std::size_t index, const SectionAccount& account) {
+        for (const auto& [name, format] : account.formats) {
+            QuantizeReport::Format& tally = report_.formats[name];
+            tally.tensors += format.tensors;
+            tally.bytes += format.bytes;
+            report_.bytes += format.bytes;
+            errors_[name] += format.error;
+        }
+        if (!account.layer) return;
+        const LayerAccount& layer = *account.layer;
+        report_.uncovered.insert(report_.uncovered.end(), layer.uncovered.begin(),
+                                 layer.uncovered.end());
+        if (layer.matrices == 0 && layer.expert_rows.empty()) return;
+        QuantizeReport::Layer& entry = report_.layers.emplace_back();
+        entry.index = index - 1;
+        entry.matrices = layer.matrices;
+        entry.expert_rows = layer.expert_rows;
+        if (layer.outputs > 0) {
+            entry.error = std::sqrt(layer.error / layer.outputs);
+            entry.nearest_error = std::sqrt(layer.nearest_error / layer.outputs);
+        }
+    }
+
     Checkpoint& model_;
-    const fs::path& out_;
     const QuantizeOptions& options_;
+    QuantizeFolder& folder_;
+    CalibrationMath& math_;
     MatrixRounder rounder_;
+    ReplacedWeights replaced_;
+    LayerFiles files_;
+    std::vector<std::span<const PlannedWeight>> sections_;
+    std::optional<LayeredNetwork> network_;
     QuantizeReport report_;
     std::map<std::string, RoundingError> errors_;
     Bytes done_ = 0;
@@ -182,11 +342,19 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(model));
     PERCHERON_ASSIGN(const std::vector<PlannedWeight> plan, plan_quantization(*source, options));
     PERCHERON_ASSIGN(const std::string config, quantized_config(model, plan, options));
-    PERCHERON_TRY(make_output_folder(out));
-    PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, out, options).run(plan));
+    PERCHERON_ASSIGN(const std::unique_ptr<CalibrationMath> math,
+                     CalibrationMath::create(options.threads));
+    PERCHERON_ASSIGN(QuantizeFolder folder,
+                     QuantizeFolder::open(out, describe_run(*source, options)));
+    PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, options, plan, folder, *math).run());
     PERCHERON_TRY(copy_companions(model, out, Companions::all));
+    const std::string modelopt = modelopt_config(plan);
+    if (!modelopt.empty()) {
+        PERCHERON_TRY(write_text_file(out / "hf_quant_config.json", modelopt));
+    }
     // Last, so that a folder with a config is a whole checkpoint.
     PERCHERON_TRY(write_text_file(out / "config.json", config));
+    PERCHERON_TRY(folder.remove_state());
     return report;
 }
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::size_t block = 128;
 constexpr float largest_e4m3 = 448.0f;
+constexpr float largest_e2m1 = 6.0f;
 constexpr std::uint16_t smallest_normal = 0x0080;  // as bits of a bfloat16
 
 float largest_magnitude(std::span<const float> values) {
@@ -19,14 +20,6 @@ float largest_magnitude(std::span<const float> values) {
     return largest;
 }
 
-// The code of w, -8..7, ties to even.  Adding 1.5 * 2^23 leaves the nearest whole number in the low
-// bits of the sum, which compilers turn into vector code; |w / scale| is far below 2^22.
-inline float nearest_code(float weight, float inverse) {
-    constexpr float magic = 12582912.0f;
-    const float clamped = std::min(std::max(weight * inverse, -8.0f), 7.0f);
-    return (clamped + magic) - magic;
-}
-
 float squared_error(const float* weights, float scale) {
     const float inverse = 1.0f / scale;
     constexpr std::size_t lanes = 16;
@@ -34,7 +27,7 @@ float squared_error(const float* weights, float scale) {
     for (std::size_t i = 0; i < block; i += lanes) {
         for (std::size_t lane = 0; lane < lanes; ++lane) {
             const float weight = weights[i + lane];
-            const float error = weight - nearest_code(weight, inverse) * scale;
+            const float error = weight - nearest_int4(weight * inverse) * scale;
             sums[lane] += error * error;
         }
     }
@@ -110,7 +103,7 @@ RoundingError round_to_w4a16(std::span<const float> weights, std::span<std::uint
         const auto scale = static_cast<float>(scales[group]);
         const float inverse = 1.0f / scale;
         for (std::size_t i = group * block; i < (group + 1) * block; ++i) {
-            const float code = nearest_code(weights[i], inverse);
+            const float code = nearest_int4(weights[i] * inverse);
             const auto nibble = static_cast<std::uint32_t>(static_cast<int>(code) + 8);
             words[i / 8] |= nibble << (4 * (i % 8));
             const double error = weights[i] - code * scale;
@@ -119,6 +112,43 @@ RoundingError round_to_w4a16(std::span<const float> weights, std::span<std::uint
         }
     }
     return total;
+}
+
+float nvfp4_global_scale(float largest) {
+    const float scale = largest / (largest_e2m1 * largest_e4m3);
+    return std::isnormal(scale) ? scale : 1.0f;
+}
+
+RoundingError round_to_nvfp4(std::span<const float> weights, float global_scale,
+                             std::span<std::uint8_t> codes, std::span<Float8E4M3> scales) {
+    constexpr std::size_t group = 16;
+    assert(weights.size() % group == 0 && codes.size() == weights.size() / 2);
+    assert(scales.size() == weights.size() / group);
+    RoundingError total;
+    std::fill(codes.begin(), codes.end(), std::uint8_t{0});
+    for (std::size_t first = 0; first < weights.size(); first += group) {
+        const float largest = largest_magnitude(weights.subspan(first, group));
+        Float8E4M3 block(largest / (largest_e2m1 * global_scale));
+        if (block.bits == 0) block.bits = 1;  // a scale of zero would lose what is small
+        scales[first / group] = block;
+        const float scale = static_cast<float>(block) * global_scale;
+        for (std::size_t i = first; i < first + group; ++i) {
+            const float value = nearest_e2m1(weights[i] / scale);
+            codes[i / 2] |= static_cast<std::uint8_t>(code_e2m1(value) << (4 * (i % 2)));
+            const double error = weights[i] - value * scale;
+            total.squared_error += error * error;
+            total.squared_sum += static_cast<double>(weights[i]) * weights[i];
+        }
+    }
+    return total;
+}
+
+unsigned code_e2m1(float value) {
+    const auto twice = static_cast<unsigned>(2 * std::fabs(value));
+    // 0, 0.5, 1, 1.5, 2, 3, 4, 6 doubled.
+    constexpr unsigned codes[13] = {0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7};
+    const unsigned code = codes[twice];
+    return value < 0 ? code | 8u : code;
 }
 
 }  // namespace percheron::tools

@@ -2,43 +2,149 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/quantization_config.h"
 #include "core/files.h"
 
 namespace percheron::tools {
 namespace {
 
 using checkpoint::ExpectedTensor;
+using checkpoint::NetworkPart;
 using checkpoint::Shape;
 using checkpoint::stem_of;
 using checkpoint::TensorRole;
 using ops::WeightFormat;
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t block_width = 128;
+constexpr std::size_t block = 128;
 constexpr Bytes largest_config = 64u << 20;
 
 std::size_t blocks(std::size_t count) {
-    return (count + block_width - 1) / block_width;
+    return (count + block - 1) / block;
 }
 
 bool is_quantised(WeightFormat format) {
     return format != WeightFormat::bf16 && format != WeightFormat::f32;
 }
 
-Result<WeightFormat> wanted_format(const ExpectedTensor& tensor, WeightFormat stored,
-                                   const QuantizeOptions& options) {
-    if (tensor.role == TensorRole::plain) return stored;
-    const bool multiples = tensor.shape[0] % block_width == 0 && tensor.shape[1] % block_width == 0;
-    if (tensor.role == TensorRole::matrix) {
-        return multiples && options.rest.has_value() ? *options.rest : stored;
-    }
-    if (tensor.shape[1] % block_width != 0 && options.experts == WeightFormat::w4a16) {
-        return Error(ErrorCode::invalid_argument,
-                     "tensor " + tensor.name + ": its rows of " + std::to_string(tensor.shape[1]) +
-                         " do not divide into groups of 128; use --format fp8");
-    }
-    return options.experts;
+// Values of a row that share a scale.
+std::size_t group_size(WeightFormat format) {
+    return format == WeightFormat::nvfp4 ? 16 : block;
 }
+
+// Patterns of one option, each known by what was written.
+class Patterns {
+  public:
+    static Result<Patterns> of(const std::vector<std::string>& entries, const char* option) {
+        Patterns patterns;
+        patterns.option_ = option;
+        for (const std::string& entry : entries) {
+            checkpoint::ModuleList list;
+            const Status added = list.add(entry);
+            if (!added.ok()) {
+                return Error(ErrorCode::invalid_argument,
+                             std::string(option) + ": " + added.error().message());
+            }
+            patterns.entries_.push_back({entry, std::move(list), false});
+        }
+        return patterns;
+    }
+
+    bool empty() const { return entries_.empty(); }
+
+    bool match(const std::string& stem) {
+        bool any = false;
+        for (Entry& entry : entries_) {
+            if (!entry.list.contains(stem) && !entry.list.every_linear()) continue;
+            entry.used = any = true;
+        }
+        return any;
+    }
+
+    Status check_used() const {
+        for (const Entry& entry : entries_) {
+            if (entry.used) continue;
+            return Error(ErrorCode::invalid_argument,
+                         std::string(option_) + " " + entry.text +
+                             ": names no matrix that can be quantised; see `percheron inspect` for "
+                             "the names");
+        }
+        return {};
+    }
+
+  private:
+    struct Entry {
+        std::string text;
+        checkpoint::ModuleList list;
+        bool used = false;
+    };
+
+    const char* option_ = "";
+    std::vector<Entry> entries_;
+};
+
+// Matrices that may get options.format.  The router and the hyper-connections decide where values
+// go, the embedding is read by rows, and a parameter without ".weight" has no packed name.
+bool is_candidate(const ExpectedTensor& tensor) {
+    if (tensor.role == TensorRole::routed_expert) return true;
+    if (tensor.role != TensorRole::matrix || !tensor.name.ends_with(".weight")) return false;
+    switch (tensor.part) {
+        case NetworkPart::embedding:
+        case NetworkPart::hyper_connections:
+        case NetworkPart::router:
+        case NetworkPart::norms:
+            return false;
+        case NetworkPart::mtp:
+            return !tensor.name.ends_with("mlp.gate.weight");
+        default:
+            return true;
+    }
+}
+
+// Chooses formats by place and patterns.
+class Chooser {
+  public:
+    static Result<Chooser> of(const QuantizeOptions& options) {
+        Chooser chooser(options);
+        PERCHERON_ASSIGN(chooser.include_, Patterns::of(options.include, "--include"));
+        PERCHERON_ASSIGN(chooser.keep_, Patterns::of(options.keep, "--keep"));
+        return chooser;
+    }
+
+    Result<WeightFormat> format(const ExpectedTensor& tensor, WeightFormat stored) {
+        if (tensor.role == TensorRole::plain) return stored;
+        const std::string stem = stem_of(tensor.name);
+        const bool included =
+            is_candidate(tensor) &&
+            (include_.empty() ? tensor.role == TensorRole::routed_expert : include_.match(stem));
+        if (keep_.match(stem)) return stored;
+        const std::size_t n = tensor.shape[0];
+        const std::size_t k = tensor.shape[1];
+        if (included) {
+            const std::size_t group = group_size(options_.format);
+            if (k % group != 0 && options_.format != WeightFormat::fp8_block) {
+                return Error(ErrorCode::invalid_argument,
+                             "tensor " + tensor.name + ": its rows of " + std::to_string(k) +
+                                 " do not divide into groups of " + std::to_string(group) +
+                                 "; use --format fp8");
+            }
+            return options_.format;
+        }
+        const bool multiples = n % block == 0 && k % block == 0;
+        return multiples && options_.rest.has_value() ? *options_.rest : stored;
+    }
+
+    Status check_used() const {
+        PERCHERON_TRY(include_.check_used());
+        return keep_.check_used();
+    }
+
+  private:
+    explicit Chooser(const QuantizeOptions& options) : options_(options) {}
+
+    const QuantizeOptions& options_;
+    Patterns include_, keep_;
+};
 
 // What a weight consists of once it is in its format.
 std::vector<checkpoint::TensorHeader> output_headers(const PlannedWeight& weight) {
@@ -57,19 +163,28 @@ std::vector<checkpoint::TensorHeader> output_headers(const PlannedWeight& weight
         return {{name, DType::f8_e4m3, shape},
                 {name + "_scale_inv", DType::f32, {blocks(shape[0]), blocks(shape[1])}}};
     }
+    if (weight.format == WeightFormat::nvfp4) {
+        return {{name, DType::u8, {shape[0], shape[1] / 2}},
+                {stem + ".weight_scale", DType::f8_e4m3, {shape[0], shape[1] / 16}},
+                {stem + ".weight_scale_2", DType::f32, {}}};
+    }
     return {{stem + ".weight_packed", DType::i32, {shape[0], shape[1] / 8}},
-            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block_width}},
+            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block}},
             {stem + ".weight_shape", DType::i64, {2}}};
 }
 
 Json int4_weights() {
     return {{"num_bits", 4},    {"type", "int"},       {"symmetric", true},  {"strategy", "group"},
-            {"dynamic", false}, {"group_size", block_width}, {"actorder", nullptr}};
+            {"dynamic", false}, {"group_size", block}, {"actorder", nullptr}};
 }
 
 Json fp8_weights() {
     return {{"num_bits", 8},       {"type", "float"},  {"symmetric", true},
-            {"strategy", "block"}, {"dynamic", false}, {"block_structure", {block_width, block_width}}};
+            {"strategy", "block"}, {"dynamic", false}, {"block_structure", {block, block}}};
+}
+
+Json nvfp4_weights() {
+    return {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", false}};
 }
 
 Json group(const char* format, Json targets, Json weights) {
@@ -83,6 +198,34 @@ Json group(const char* format, Json targets, Json weights) {
 // Matches the modules of routed experts under any prefix.
 constexpr const char* expert_pattern = R"(re:.*mlp\.experts\.\d+\.(gate|up|down)_proj$)";
 
+// The plan as configs speak of it: modules by name.
+struct Split {
+    Json kept = Json::array();    // matrices that are not quantised
+    Json chosen = Json::array();  // of the format asked for
+    Json rest = Json::array();    // quantised otherwise
+    bool exactly_the_experts = true;
+
+    Json targets() const { return exactly_the_experts ? Json::array({expert_pattern}) : chosen; }
+};
+
+Split split_plan(const std::vector<PlannedWeight>& plan, WeightFormat format) {
+    Split split;
+    for (const PlannedWeight& weight : plan) {
+        if (weight.tensor.role == TensorRole::plain) continue;
+        const std::string stem = stem_of(weight.tensor.name);
+        const bool expert = weight.tensor.role == TensorRole::routed_expert;
+        if (!is_quantised(weight.format)) {
+            split.kept.push_back(stem);
+        } else if (weight.format == format) {
+            split.chosen.push_back(stem);
+        } else {
+            split.rest.push_back(stem);
+        }
+        if (expert != (weight.format == format)) split.exactly_the_experts = false;
+    }
+    return split;
+}
+
 }  // namespace
 
 Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoint& model,
@@ -95,20 +238,27 @@ Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoin
     }
     if (config.has_vision) parts.push_back(checkpoint::vision_tensors(config.vision));
 
+    PERCHERON_ASSIGN(Chooser chooser, Chooser::of(options));
+    const std::size_t layers = config.layers() + config.mtp_layers;
     std::vector<PlannedWeight> plan;
-    for (std::vector<ExpectedTensor>& part : parts) {
-        for (ExpectedTensor& tensor : part) {
+    for (std::size_t section = 0; section < parts.size(); ++section) {
+        for (ExpectedTensor& tensor : parts[section]) {
             PlannedWeight weight;
+            weight.section = section;
             weight.tensor = std::move(tensor);
             PERCHERON_ASSIGN(weight.source,
                              checkpoint::find_weight(model.shards(), stem_of(weight.tensor.name),
                                                      weight.tensor.shape));
-            PERCHERON_ASSIGN(weight.format,
-                             wanted_format(weight.tensor, weight.source.format, options));
+            PERCHERON_ASSIGN(weight.format, chooser.format(weight.tensor, weight.source.format));
+            weight.calibrated = options.calibration.has_value() && !weight.copied() &&
+                                weight.format == options.format &&
+                                weight.format != WeightFormat::fp8_block && section > 0 &&
+                                section <= layers;
             weight.outputs = output_headers(weight);
             plan.push_back(std::move(weight));
         }
     }
+    PERCHERON_TRY(chooser.check_used());
     return plan;
 }
 
@@ -121,41 +271,46 @@ Result<std::string> quantized_config(const std::filesystem::path& folder,
     if (!config.is_object()) {
         return Error(ErrorCode::corrupt, path.string() + ": is not a JSON object");
     }
-    Json kept = Json::array();
-    Json rest = Json::array();
-    for (const PlannedWeight& weight : plan) {
-        if (weight.tensor.role == TensorRole::plain) continue;
-        if (!is_quantised(weight.format)) {
-            kept.push_back(stem_of(weight.tensor.name));
-        } else if (weight.tensor.role == TensorRole::matrix) {
-            rest.push_back(stem_of(weight.tensor.name));
-        }
-    }
+    const Split split = split_plan(plan, options.format);
     Json quantization;
-    if (options.experts == WeightFormat::fp8_block) {
+    if (options.format == WeightFormat::fp8_block) {
         quantization = {{"quant_method", "fp8"},
                         {"fmt", "e4m3"},
                         {"activation_scheme", "dynamic"},
-                        {"weight_block_size", {block_width, block_width}},
-                        {"modules_to_not_convert", std::move(kept)}};
-    } else if (rest.empty()) {
-        quantization = {
-            {"quant_method", "compressed-tensors"},
-            {"format", "pack-quantized"},
-            {"quantization_status", "compressed"},
-            {"config_groups",
-             {{"group_0", group("pack-quantized", Json::array({expert_pattern}), int4_weights())}}},
-            {"ignore", std::move(kept)}};
+                        {"weight_block_size", {block, block}},
+                        {"modules_to_not_convert", split.kept}};
     } else {
-        quantization = {
-            {"quant_method", "percheron"},
-            {"format", "mixed"},
-            {"config_groups",
-             {{"group_0", group("pack-quantized", Json::array({expert_pattern}), int4_weights())},
-              {"group_1", group("fp8-block", std::move(rest), fp8_weights())}}},
-            {"ignore", std::move(kept)}};
+        const bool int4 = options.format == WeightFormat::w4a16;
+        Json groups = {{"group_0", group(int4 ? "pack-quantized" : "nvfp4", split.targets(),
+                                         int4 ? int4_weights() : nvfp4_weights())}};
+        if (!split.rest.empty()) {
+            groups["group_1"] = group("fp8-block", split.rest, fp8_weights());
+            quantization = {{"quant_method", "percheron"}, {"format", "mixed"}};
+        } else if (int4) {
+            quantization = {{"quant_method", "compressed-tensors"},
+                            {"format", "pack-quantized"},
+                            {"quantization_status", "compressed"}};
+        } else {
+            quantization = {{"quant_method", "modelopt"},
+                            {"quant_algo", "NVFP4"},
+                            {"producer", {{"name", "percheron"}}}};
+        }
+        quantization["config_groups"] = std::move(groups);
+        quantization["ignore"] = split.kept;
     }
     config["quantization_config"] = std::move(quantization);
+    return config.dump(2) + "\n";
+}
+
+std::string modelopt_config(const std::vector<PlannedWeight>& plan) {
+    const Split split = split_plan(plan, WeightFormat::nvfp4);
+    if (split.chosen.empty() || !split.rest.empty()) return {};
+    const Json config = {{"producer", {{"name", "percheron"}}},
+                         {"quantization",
+                          {{"quant_algo", "NVFP4"},
+                           {"kv_cache_quant_algo", nullptr},
+                           {"group_size", 16},
+                           {"exclude_modules", split.kept}}}};
     return config.dump(2) + "\n";
 }
 

@@ -19,22 +19,30 @@ struct PlannedWeight {
     checkpoint::ExpectedTensor tensor;
     checkpoint::WeightParts source;
     ops::WeightFormat format = ops::WeightFormat::bf16;
-    std::vector<checkpoint::TensorHeader> outputs;  // data first, then scales, then shape
+    bool calibrated = false;  // by texts, not to the nearest value
+    // Part of the network that is written together: 0 embedding, norm and head, then the layers,
+    // the MTP layer's behind the trunk's, then vision.
+    std::size_t section = 0;
+    std::vector<checkpoint::TensorHeader> outputs;  // data first, then scales, then the last part
 
     bool copied() const { return format == source.format; }
     std::size_t rows() const { return tensor.shape[0]; }
     std::size_t columns() const { return tensor.shape[1]; }
 };
 
-// Every weight of the network, in the network's order.
+// Every weight of the network, in the network's order.  Errors: invalid_argument (a pattern that
+// names nothing that can have the format, a row length that does not suit it).
 Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoint& model,
                                                      const QuantizeOptions& options);
 
 // config.json of `folder` with its quantization_config replaced by one that describes the plan:
-// compressed-tensors' for w4a16 alone, the block FP8 form for fp8 alone, else the mixed form of
-// docs/CHECKPOINTS.md.
+// compressed-tensors' for w4a16 alone, the block FP8 form for fp8 alone, ModelOpt's for nvfp4
+// alone, else the mixed form of docs/CHECKPOINTS.md.
 Result<std::string> quantized_config(const std::filesystem::path& folder,
                                      const std::vector<PlannedWeight>& plan,
                                      const QuantizeOptions& options);
+
+// hf_quant_config.json of a plan that ModelOpt's form describes, else empty.
+std::string modelopt_config(const std::vector<PlannedWeight>& plan);
 
 }  // namespace percheron::tools

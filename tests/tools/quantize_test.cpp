@@ -311,7 +311,7 @@ TEST_F(Quantize, TheConfigSaysWhatIsStored) {
     run(small, options, "experts");
     options.rest = WeightFormat::fp8_block;
     run(small, options, "mixed");
-    options.experts = WeightFormat::fp8_block;
+    options.format = WeightFormat::fp8_block;
     run(small, options, "fp8");
     for (const auto& [name, method] : std::vector<std::pair<std::string, std::string>>{
              {"experts", "compressed-tensors"}, {"mixed", "percheron"}, {"fp8", "fp8"}}) {
@@ -372,7 +372,9 @@ TEST_F(Quantize, AWeightThatIsNotFiniteIsNamedAndNothingRunnableIsLeft) {
         const auto report = quantize(source.path(), out.path(), {});
         ASSERT_FALSE(report.ok());
         EXPECT_THAT(report.error().message(), AllOf(HasSubstr(name), HasSubstr("not finite")));
-        EXPECT_TRUE(fs::is_empty(out.path()));
+        EXPECT_FALSE(Checkpoint::open(out.path()).ok());
+        EXPECT_FALSE(fs::exists(out.path() / "config.json"));
+        EXPECT_FALSE(fs::exists(out.path() / "model.safetensors"));
     }
 }
 

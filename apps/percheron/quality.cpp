@@ -1,0 +1,118 @@
+// percheron quality: how a checkpoint differs from another one on texts.
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "checkpoint/config.h"
+#include "command_line.h"
+#include "commands.h"
+#include "measured_quality.h"
+#include "tools/model_path.h"
+#include "tools/quality_card.h"
+
+namespace percheron::apps {
+namespace {
+
+struct Arguments {
+    std::string model;
+    std::string against;
+    std::string texts;
+    std::string device = "auto";
+    tools::CalibrationLimits limits;
+    std::size_t threads = 0;
+    bool json = false;
+};
+
+Status run(const Arguments& arguments) {
+    PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
+    PERCHERON_ASSIGN(const auto source, tools::resolve_model(arguments.against));
+    PERCHERON_ASSIGN(const model::ModelConfig config, checkpoint::read_config(source));
+    PERCHERON_ASSIGN(
+        const auto texts,
+        tools::read_calibration(arguments.texts, source, config.vocabulary, arguments.limits));
+    tools::QualityCard card;
+    card.command = command_line();
+    card.source = arguments.against;
+    card.texts = arguments.texts;
+    PERCHERON_ASSIGN(card.quality,
+                     measure_quality(source, model, texts, arguments.device, arguments.threads));
+    if (arguments.json) {
+        std::fputs(tools::card_json(card).c_str(), stdout);
+    } else {
+        print_quality(card.quality);
+    }
+    return {};
+}
+
+}  // namespace
+
+Result<std::vector<tools::KindQuality>> measure_quality(
+    const std::filesystem::path& source, const std::filesystem::path& other,
+    const std::vector<tools::CalibrationText>& texts, const std::string& device,
+    std::size_t threads) {
+    PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(source / "tokenizer.json"));
+    tools::QualityOptions options;
+    options.source = source;
+    options.other = other;
+    options.device = device;
+    options.threads = threads;
+    if (isatty(STDERR_FILENO) != 0) {
+        options.progress = [](std::size_t done, std::size_t total) {
+            std::fprintf(stderr, "\r%zu of %zu positions%s", done, total,
+                         done == total ? "\n" : "");
+        };
+    }
+    return tools::compare_quality(texts, tokenizer, options);
+}
+
+void print_quality(const std::vector<tools::KindQuality>& quality) {
+    std::printf("%-12s %5s %9s %19s %17s %10s %10s %20s %13s %13s\n", "kind", "texts", "positions",
+                "KL", "same top, %", "ppl source", "ppl", "added loss", "broken bytes",
+                "control tags");
+    for (const tools::KindQuality& kind : quality) {
+        std::printf(
+            "%-12s %5zu %9zu %8.5f +- %7.5f %7.2f +- %6.2f %10.3f %10.3f %+9.5f +- %7.5f "
+            "%6zu/%-6zu "
+            "%6zu/%-6zu\n",
+            kind.kind.c_str(), kind.texts, kind.positions, kind.kl.mean, kind.kl.band,
+            100 * kind.agreement.mean, 100 * kind.agreement.band, std::exp(kind.source_loss.mean),
+            std::exp(kind.loss.mean), kind.added_loss.mean, kind.added_loss.band, kind.broken,
+            kind.broken_source, kind.control_found, kind.control_source);
+    }
+}
+
+void add_quality(CLI::App& app, int& exit_code) {
+    auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = app.add_subcommand(
+        "quality", "KL divergence, agreement and perplexity of a checkpoint against its source");
+    command->footer(
+        "FILE.jsonl is as for `percheron quantize --calibration`, with a \"kind\" a line; use "
+        "texts "
+        "that\nno calibration has seen.  Bands are two standard errors over texts.\n\n"
+        "Example: percheron quality nano-w4a16 --against nano --texts held-out.jsonl");
+    command->add_option("MODEL", arguments->model, "Model folder")->required();
+    command->add_option("--against", arguments->against, "Folder of the source")->required();
+    command->add_option("--texts", arguments->texts, "FILE.jsonl")->required();
+    command->add_option("--tokens", arguments->limits.tokens, "Tokens of all texts")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    command->add_option("--length", arguments->limits.length, "Tokens of a text")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    command->add_flag("--json", arguments->json, "Every figure as JSON");
+    command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")
+        ->capture_default_str();
+    command->add_option("--threads", arguments->threads, "Threads that compute (default: all)");
+    command->callback([arguments, &exit_code] {
+        const Status status = run(*arguments);
+        if (!status.ok()) {
+            std::fprintf(stderr, "percheron quality: %s\n", status.error().message().c_str());
+            exit_code = 1;
+        }
+    });
+}
+
+}  // namespace percheron::apps

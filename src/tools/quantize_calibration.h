@@ -1,0 +1,47 @@
+// The texts whose activations decide how a quantiser rounds: JSON lines, each an object with
+//   "messages"  a conversation, with "tools" and "reasoning_effort" beside it if it has any:
+//               rendered by the model's chat template with the last answer included
+//   "prompt"    text that a template wrote: control tokens in it count
+//   "text"      plain text
+//   "ids"       token ids
+// and optionally "kind" (a word; "text" without it).  Images are refused: the quantised matrices
+// are the language model's, and pictures enter it as rows of their own.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "percheron/types.h"
+
+#include "core/status.h"
+#include "text/chat_prompt.h"
+
+namespace percheron::tools {
+
+struct CalibrationText {
+    std::string kind;
+    std::vector<TokenId> ids;  // at least two
+};
+
+struct CalibrationLimits {
+    std::size_t length = 2048;    // tokens of a text; what is longer is cut
+    std::size_t tokens = 131072;  // of all texts; what comes later in the file is left out
+};
+
+// In the file's order.  Errors: corrupt (names the line); invalid_argument (no text, an id outside
+// the vocabulary).
+Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
+                                                       const ChatFormat& format,
+                                                       std::size_t vocabulary,
+                                                       const CalibrationLimits& limits);
+
+// The same from a file, with the tokenizer and the template of `model`; errors name the file.
+Result<std::vector<CalibrationText>> read_calibration(const std::filesystem::path& file,
+                                                      const std::filesystem::path& model,
+                                                      std::size_t vocabulary,
+                                                      const CalibrationLimits& limits);
+
+}  // namespace percheron::tools

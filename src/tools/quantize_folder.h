@@ -1,0 +1,50 @@
+// OUT while it is being written: OUT/.quantize holds finished parts, one file a shard, and a record
+// a section, so that a run that was stopped goes on behind the last finished section.
+//
+//   run.json           what is being done; another run does not go on from here
+//   part-00007         a shard, complete
+//   section-2.json     the section's parts and everything before them are complete
+//   streams-2, …       activations of the calibration (quantize_layers.h)
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors_writer.h"
+#include "core/status.h"
+
+namespace percheron::tools {
+
+class QuantizeFolder {
+  public:
+    // Makes the folder, or finds the run described by `run` in it.
+    // Errors: invalid_argument (no folder, a checkpoint is there, an unfinished run that differs:
+    // names the first difference); io.
+    static Result<QuantizeFolder> open(const std::filesystem::path& out, const std::string& run);
+
+    const std::filesystem::path& state() const { return state_; }
+    std::filesystem::path part(std::size_t shard) const;
+
+    // The record of a finished section.
+    Result<std::optional<std::string>> record(std::size_t section) const;
+    Status write_record(std::size_t section, const std::string& record);
+
+    // Gives the parts their final names, or joins them into model.safetensors if `limit` bytes are
+    // enough for all; writes the index of several.  May be repeated after a stop.
+    Status publish(const std::vector<std::vector<checkpoint::TensorHeader>>& shards, Bytes limit);
+    // Removes what only a run needs.  The folder is a checkpoint before that.
+    Status remove_state();
+
+  private:
+    QuantizeFolder(std::filesystem::path out, std::filesystem::path state)
+        : out_(std::move(out)), state_(std::move(state)) {}
+    std::filesystem::path record_path(std::size_t section) const;
+    Status join(const std::vector<std::vector<checkpoint::TensorHeader>>& shards);
+
+    std::filesystem::path out_, state_;
+};
+
+}  // namespace percheron::tools

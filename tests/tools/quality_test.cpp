@@ -1,0 +1,213 @@
+#include "tools/quality.h"
+
+#include <cmath>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/small_model.h"
+#include "tools/nano_model.h"
+#include "tools/quality_card.h"
+#include "tools/quantize.h"
+#include "tools/score.h"
+
+namespace percheron::tools {
+namespace {
+
+using namespace checkpoint::test;
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string utf8(char32_t letter) {
+    std::string bytes;
+    if (letter < 0x80) {
+        bytes += static_cast<char>(letter);
+    } else if (letter < 0x800) {
+        bytes += static_cast<char>(0xc0 | letter >> 6);
+        bytes += static_cast<char>(0x80 | (letter & 0x3f));
+    } else if (letter < 0x10000) {
+        bytes += static_cast<char>(0xe0 | letter >> 12);
+        bytes += static_cast<char>(0x80 | (letter >> 6 & 0x3f));
+        bytes += static_cast<char>(0x80 | (letter & 0x3f));
+    } else {
+        bytes += static_cast<char>(0xf0 | letter >> 18);
+        bytes += static_cast<char>(0x80 | (letter >> 12 & 0x3f));
+        bytes += static_cast<char>(0x80 | (letter >> 6 & 0x3f));
+        bytes += static_cast<char>(0x80 | (letter & 0x3f));
+    }
+    return bytes;
+}
+
+TEST(Utf8, EveryCutOfEveryCharacterMayBecomeOne) {
+    for (char32_t letter = 0; letter <= 0x10ffff;
+         letter = letter < 0x900 ? letter + 1 : letter + 7) {
+        if (letter >= 0xd800 && letter <= 0xdfff) continue;
+        const std::string bytes = utf8(letter);
+        for (std::size_t length = 0; length <= bytes.size(); ++length)
+            ASSERT_TRUE(may_become_utf8("a" + bytes.substr(0, length))) << std::uint32_t{letter};
+        if (bytes.size() > 1) {
+            ASSERT_FALSE(may_become_utf8(bytes.substr(1)));
+            ASSERT_FALSE(may_become_utf8(bytes.substr(0, bytes.size() - 1) + "a"));
+        }
+    }
+    for (const char* bytes :
+         {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80", "\xe0\x9f\xbf", "\xed\xa0", "\xf0\x80",
+          "\xf0\x8f", "\xf4\x90", "\xf5", "\xff", "\xfe", "a\xe2\x82z"}) {
+        EXPECT_FALSE(may_become_utf8(bytes)) << ::testing::PrintToString(std::string(bytes));
+    }
+}
+
+std::vector<CalibrationText> random_texts(std::uint64_t seed, std::size_t vocabulary) {
+    std::mt19937_64 random(seed);
+    std::vector<CalibrationText> texts(7);
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        texts[i].kind = i % 3 == 0 ? "letters" : "numbers";
+        texts[i].ids.resize(3 + random() % 150);
+        for (TokenId& id : texts[i].ids)
+            id = TokenId(static_cast<std::int32_t>(random() % vocabulary));
+    }
+    return texts;
+}
+
+class QualityOfNano : public NanoModel {};
+
+TEST_F(QualityOfNano, AModelEqualsItself) {
+    const auto texts = random_texts(1, 8000);
+    const auto quality = compare_quality(texts, tokenizer(), {folder(), folder(), 1, "cpu", {}});
+    ASSERT_TRUE(quality.ok()) << quality.error().message();
+    ASSERT_EQ(quality->size(), 3u);
+    EXPECT_EQ((*quality)[0].kind, "letters");
+    EXPECT_EQ((*quality)[0].texts, 3u);
+    EXPECT_EQ((*quality)[1].kind, "numbers");
+    EXPECT_EQ((*quality)[2].kind, "all");
+    EXPECT_EQ((*quality)[2].positions, (*quality)[0].positions + (*quality)[1].positions);
+    for (const KindQuality& kind : *quality) {
+        EXPECT_EQ(kind.kl.mean, 0.0);
+        EXPECT_EQ(kind.kl.band, 0.0);
+        EXPECT_EQ(kind.agreement.mean, 1.0);
+        EXPECT_EQ(kind.added_loss.mean, 0.0);
+        EXPECT_EQ(kind.broken, kind.broken_source);
+        EXPECT_EQ(kind.control_found, kind.control_source);
+    }
+}
+
+TEST_F(QualityOfNano, AgreesWithTheScoresOfBothModels) {
+    Json config = small_config(128);
+    config["text_config"]["vocab_size"] = 256;
+    const TemporaryFolder root;
+    fs::create_directory(root.path() / "source");
+    small_model(2, config).write(root.path() / "source");
+    ASSERT_TRUE(quantize(root.path() / "source", root.path() / "made", {}).ok());
+    const auto texts = random_texts(3, 256);
+    const auto quality = compare_quality(
+        texts, tokenizer(), {root.path() / "source", root.path() / "made", 1, "cpu", {}});
+    ASSERT_TRUE(quality.ok()) << quality.error().message();
+
+    std::vector<std::vector<TokenId>> sequences;
+    for (const CalibrationText& text : texts)
+        sequences.push_back(text.ids);
+    ScoreOptions options;
+    options.threads = 1;
+    options.device = "cpu";
+    options.top = 256;
+    options.folder = root.path() / "source";
+    const auto source = score(sequences, options);
+    options.folder = root.path() / "made";
+    const auto made = score(sequences, options);
+    ASSERT_TRUE(source.ok() && made.ok());
+    double kl = 0, agreement = 0, loss = 0, source_loss = 0;
+    std::size_t positions = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        for (std::size_t t = 0; t + 1 < sequences[i].size(); ++t) {
+            const auto& p = (*source)[i].top[t];
+            std::map<TokenId, double> q((*made)[i].top[t].begin(), (*made)[i].top[t].end());
+            for (const auto& [id, logprob] : p)
+                kl += std::exp(logprob) * (logprob - q.at(id));
+            agreement += p[0].first == (*made)[i].top[t][0].first ? 1 : 0;
+            source_loss -= (*source)[i].logprobs[t];
+            loss -= (*made)[i].logprobs[t];
+            ++positions;
+        }
+    }
+    const KindQuality& all = quality->back();
+    const auto count = static_cast<double>(positions);
+    EXPECT_EQ(all.positions, positions);
+    EXPECT_NEAR(all.kl.mean, kl / count, 1e-9 + 1e-6 * kl / count);
+    EXPECT_GT(all.kl.mean, 1e-6);
+    EXPECT_GT(all.kl.band, 0.0);
+    EXPECT_NEAR(all.agreement.mean, agreement / count, 1e-9);
+    EXPECT_NEAR(all.source_loss.mean, source_loss / count, 1e-6);
+    EXPECT_NEAR(all.loss.mean, loss / count, 1e-6);
+    EXPECT_NEAR(all.added_loss.mean, (loss - source_loss) / count, 1e-6);
+
+    // The card says the same.
+    QualityCard card;
+    card.command = "percheron quality made --against source";
+    card.source = "source";
+    card.texts = "held-out.jsonl";
+    card.quality = *quality;
+    ASSERT_TRUE(write_card(root.path() / "made", card).ok());
+    const auto written =
+        nlohmann::json::parse(*read_text_file(root.path() / "made/quality.json", 1 << 20));
+    EXPECT_EQ(written["quality"].size(), 3u);
+    EXPECT_DOUBLE_EQ(written["quality"][2]["kl"]["mean"].get<double>(), all.kl.mean);
+    EXPECT_EQ(written["quality"][2]["kl_of_text"].size(), texts.size());
+    EXPECT_THAT(
+        *read_text_file(root.path() / "made/QUALITY.md", 1 << 20),
+        AllOf(HasSubstr(card.command), HasSubstr("| letters | 3 |"), HasSubstr("| all | 7 |")));
+}
+
+TEST_F(QualityOfNano, CalibrationTextsAreReadInEveryForm) {
+    const auto format = ChatFormat::load(folder());
+    ASSERT_TRUE(format.ok());
+    const std::string lines =
+        R"({"kind": "prose", "text": "One two three <|user|>"})"
+        "\n\n"
+        R"({"prompt": "<|user|>Hello"})"
+        "\n"
+        R"({"kind": "chat", "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]})"
+        "\n"
+        R"({"ids": [5, 6, 7, 8]})";
+    const auto texts = parse_calibration(lines, *format, 8192, {});
+    ASSERT_TRUE(texts.ok()) << texts.error().message();
+    ASSERT_EQ(texts->size(), 4u);
+    EXPECT_EQ((*texts)[0].kind, "prose");
+    EXPECT_EQ((*texts)[1].kind, "text");
+    const TokenId user = *tokenizer().added_token("<|user|>");
+    EXPECT_EQ(std::count((*texts)[0].ids.begin(), (*texts)[0].ids.end(), user), 0)
+        << "text stays text";
+    EXPECT_EQ((*texts)[1].ids[0], user);
+    EXPECT_THAT(tokenizer().decode((*texts)[2].ids), AllOf(HasSubstr("2+2?"), HasSubstr("4")));
+    EXPECT_EQ((*texts)[3].ids.size(), 4u);
+
+    CalibrationLimits limits;
+    limits.length = 3;
+    limits.tokens = 8;
+    const auto cut = parse_calibration(lines, *format, 8192, limits);
+    ASSERT_TRUE(cut.ok());
+    ASSERT_EQ(cut->size(), 3u);
+    EXPECT_EQ((*cut)[0].ids.size(), 3u);
+    EXPECT_EQ((*cut)[2].ids.size(), 2u);
+
+    const std::pair<const char*, const char*> wrong[] = {
+        {"", "no text"},
+        {"{\"text\": \"a\"}", "no text of at least two"},
+        {"[1]", "line 1"},
+        {"{\"text\": \"hello there\"}\nnonsense", "line 2"},
+        {"{\"kind\": \"x\"}", "needs `messages`"},
+        {"{\"ids\": [1, 8192]}", "0 to 8191"},
+        {"{\"ids\": [1, -1]}", "holds -1"},
+        {"{\"messages\": 3}", "line 1"},
+        {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]})",
+         "images"}};
+    for (const auto& [line, message] : wrong) {
+        const auto refused = parse_calibration(line, *format, 8192, {});
+        ASSERT_FALSE(refused.ok()) << line;
+        EXPECT_THAT(refused.error().message(), HasSubstr(message));
+    }
+}
+
+}  // namespace
+}  // namespace percheron::tools
