@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "checkpoint/small_model.h"
+#include "core/files.h"
 
 namespace percheron::tools {
 namespace {
@@ -127,19 +128,25 @@ TEST(QuantizeCommand, MakesAFolderThatRunsAndSaysWhatItDid) {
     EXPECT_EQ(json["runnable"], true);
     EXPECT_EQ(json["formats"]["w4a16"]["tensors"], 27);
     EXPECT_GT(json["ignored"].get<int>(), 0);
+    const auto card = read_text_file(out.path() / "small" / "QUALITY.md", 1 << 20);
+    ASSERT_TRUE(card.ok());
+    EXPECT_THAT(*card, AllOf(HasSubstr("quantize " + folders + " --format w4a16 --rest fp8"),
+                             HasSubstr("| w4a16 | 27 |")));
     // The same again would overwrite a checkpoint.
     const Outcome again = run("quantize " + folders + " --format w4a16");
     EXPECT_EQ(again.code, 1);
     EXPECT_THAT(again.err, HasSubstr("there is a checkpoint already"));
 }
 
-TEST(QuantizeCommand, RefusesWhatIsNotBuiltByName) {
+TEST(QuantizeCommand, RefusesWhatDoesNotFitByName) {
     const TemporaryFolder source;
     small_model(5, small_config(128)).write(source.path());
     const std::string folders = source.path().string() + " " + (source.path() / "out").string();
     for (const auto& [options, said] : std::vector<std::pair<std::string, std::string>>{
-             {"--format nvfp4", "nvfp4 is not built yet"},
-             {"--format w4a16 --method gptq", "gptq is not built yet"},
+             {"--format w4a16 --method gptq", "--method gptq needs texts"},
+             {"--format w4a16 --method rtn --calibration x", "--method rtn reads no texts"},
+             {"--format fp8 --calibration x", "reads no texts"},
+             {"--format nvfp4 --method awq", "awq"},
              {"--format w4a16 --shard-size 0", "--shard-size"},
              {"--format int3", "int3"},
              {"", "--format"}}) {

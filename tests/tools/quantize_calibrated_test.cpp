@@ -120,7 +120,7 @@ void expect_finite_scales(const Checkpoint& checkpoint) {
 
 TEST_F(CalibratedQuantize, OutputsOnTheTextsChangeLessThanByRounding) {
     write(model_of(1));
-    const auto texts = random_texts(2, 12, 150);
+    const auto texts = random_texts(2, 8, 120);
     std::size_t tokens = 0;
     for (const CalibrationText& text : texts)
         tokens += text.ids.size();
@@ -150,20 +150,20 @@ TEST_F(CalibratedQuantize, OutputsOnTheTextsChangeLessThanByRounding) {
 
 TEST_F(CalibratedQuantize, TheBytesDependOnInputAndOptionsOnly) {
     write(model_of(3));
-    QuantizeOptions options = options_of(random_texts(4, 6, 300));
+    QuantizeOptions options = options_of(random_texts(4, 3, 300));
     options.rest = WeightFormat::fp8_block;
     run(options, "one");
     options.threads = 3;
     run(options, "three");
     EXPECT_EQ(content(out("one")), content(out("three")));
-    options.calibration->texts = random_texts(5, 6, 300);
+    options.calibration->texts = random_texts(5, 3, 300);
     run(options, "others");
     EXPECT_NE(content(out("one")), content(out("others")));
 }
 
 TEST_F(CalibratedQuantize, ExpertsThatNoTextReachesAreNamed) {
     write(model_of(6, 8, 3));
-    const QuantizeReport report = run(options_of(random_texts(7, 10, 120)), "out");
+    const QuantizeReport report = run(options_of(random_texts(7, 6, 100)), "out");
     std::vector<std::string> expected;
     for (const std::size_t layer : {1u, 2u, 3u}) {
         for (const std::size_t expert : {5u, 6u, 7u}) {
@@ -193,7 +193,7 @@ TEST_F(CalibratedQuantize, ExpertsThatNoTextReachesAreNamed) {
     EXPECT_TRUE(std::ranges::equal((*made)->shards().find(name).tensor->bytes,
                                    (*rounded)->shards().find(name).tensor->bytes));
 
-    QuantizeOptions all = options_of(random_texts(7, 10, 120));
+    QuantizeOptions all = options_of(random_texts(7, 6, 100));
     all.calibration->all_experts = true;
     const QuantizeReport covered = run(all, "all");
     EXPECT_TRUE(covered.uncovered.empty());
@@ -216,7 +216,7 @@ TEST_F(CalibratedQuantize, TooFewRowsAreNotTrusted) {
 
 TEST_F(CalibratedQuantize, PatternsChooseAndOnesThatNameNothingAreRefused) {
     write(model_of(10));
-    QuantizeOptions options = options_of(random_texts(11, 8, 150));
+    QuantizeOptions options = options_of(random_texts(11, 5, 150));
     options.include = {"*.mlp.experts.*", "re:.*layers\\.0\\.self_attn\\.[qk]_proj$",
                        "*.shared_experts.down_proj", "model.language_model.layers.0.mlp"};
     options.keep = {"model.language_model.layers.3", "*.layers.1.mlp.experts.2.*"};
@@ -243,7 +243,7 @@ TEST_F(CalibratedQuantize, PatternsChooseAndOnesThatNameNothingAreRefused) {
     EXPECT_EQ(report.layers[0].matrices, 5u);
     EXPECT_EQ(report.layers[1].matrices, 3u * 3u + 1u);
     for (const QuantizeReport::Layer& layer : report.layers) {
-        if (layer.matrices > 0) EXPECT_LT(layer.error, layer.nearest_error) << layer.index;
+        EXPECT_TRUE(layer.matrices == 0 || layer.error < layer.nearest_error) << layer.index;
     }
 
     for (const char* pattern : {"*.no_such_proj", "re:.*experts\\.9\\..*", "lm_heads",
@@ -264,7 +264,7 @@ TEST_F(CalibratedQuantize, Nvfp4IsModelOpts) {
     write(model_of(12));
     for (const bool calibrated : {false, true}) {
         QuantizeOptions options;
-        if (calibrated) options = options_of(random_texts(13, 8, 150));
+        if (calibrated) options = options_of(random_texts(13, 5, 150));
         options.format = WeightFormat::nvfp4;
         const std::string name = calibrated ? "calibrated" : "nearest";
         const QuantizeReport report = run(options, name);
@@ -296,8 +296,8 @@ TEST_F(CalibratedQuantize, Nvfp4IsModelOpts) {
 // Stopped without warning at a random weight, as often as it takes, with any number of threads.
 TEST_F(CalibratedQuantize, AStoppedRunGoesOnToTheSameBytes) {
     testing::GTEST_FLAG(death_test_style) = "fast";
-    write(model_of(14));
-    QuantizeOptions options = options_of(random_texts(15, 5, 120));
+    write(model_of(14, 3));
+    QuantizeOptions options = options_of(random_texts(15, 3, 80));
     std::mt19937_64 random(16);
     for (const bool sharded : {false, true}) {
         options.shard_limit = sharded ? 200'000 : Bytes{5} << 30;
@@ -307,10 +307,10 @@ TEST_F(CalibratedQuantize, AStoppedRunGoesOnToTheSameBytes) {
         run(options, whole);
         const auto expected = content(out(whole));
         EXPECT_GT(calls, 100u);
-        for (int trial = 0; trial < 5; ++trial) {
+        for (int trial = 0; trial < 3; ++trial) {
             const std::string name = whole + std::to_string(trial);
             for (std::size_t stop = random() % calls; stop < calls;
-                 stop += 1 + random() % (calls / 2)) {
+                 stop += calls / 4 + random() % (calls / 2)) {
                 options.threads = 1 + random() % 3;
                 EXPECT_EXIT(
                     {
@@ -379,7 +379,7 @@ TEST_F(CalibratedQuantize, LayersOneByOneAreTheNetwork) {
                                        config.streams * config.hidden, layered.tokens());
     ASSERT_TRUE(streams.ok());
 
-    const auto backend = *ops::make_cpu_backend({.threads = 1});
+    const auto backend = *ops::make_cpu_backend({1, ops::Arithmetic::standard, ""});
     const std::size_t longest = 704;
     const auto network = *model::Network::load(config, **checkpoint, *backend,
                                                {.max_rows = longest, .max_logit_rows = 1});
