@@ -96,7 +96,8 @@ struct SectionAccount {
     static SectionAccount of_text(const std::string& text) {
         const Json json = Json::parse(text);
         SectionAccount account;
-        for (const auto& [name, list] : json.value("formats", Json::object()).items()) {
+        const Json formats = json.value("formats", Json::object());
+        for (const auto& [name, list] : formats.items()) {
             account.formats[name] = {list[0], list[1], {list[2], list[3]}};
         }
         if (const auto found = json.find("layer"); found != json.end()) {

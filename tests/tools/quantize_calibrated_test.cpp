@@ -272,7 +272,8 @@ TEST_F(CalibratedQuantize, Nvfp4IsModelOpts) {
         ASSERT_TRUE(made.ok()) << made.error().message();
         EXPECT_EQ((*made)->inventory().formats.at("nvfp4").tensors, 3u * 4u * 3u);
         EXPECT_TRUE((*made)->inventory().disagreements.empty());
-        EXPECT_LT(report.formats.at("nvfp4").relative_error, 0.15);
+        // Calibration takes larger errors where the inputs are small.
+        EXPECT_LT(report.formats.at("nvfp4").relative_error, calibrated ? 0.25 : 0.12);
         for (const QuantizeReport::Layer& layer : report.layers)
             EXPECT_LT(layer.error, layer.nearest_error);
         // Engines that fuse gate and up keep one factor for both.
@@ -307,6 +308,7 @@ TEST_F(CalibratedQuantize, AStoppedRunGoesOnToTheSameBytes) {
         run(options, whole);
         const auto expected = content(out(whole));
         EXPECT_GT(calls, 100u);
+        options.progress = {};
         for (int trial = 0; trial < 3; ++trial) {
             const std::string name = whole + std::to_string(trial);
             for (std::size_t stop = random() % calls; stop < calls;

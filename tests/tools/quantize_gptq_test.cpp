@@ -158,30 +158,27 @@ TEST(Hessian, ItsFactorsGiveTheDampedMatrixBack) {
     EXPECT_FALSE(factorise(hessian_of(broken, 128, *pool), {}, pool->pool()));
 }
 
-// The published algorithm in double precision, with the scales given: the inverse's upper Cholesky
-// factor, a column at a time, its error taken off all later columns.
-std::vector<double> published(const Matrix& h, std::size_t k, std::vector<double> row,
-                              const std::vector<double>& scales, std::size_t group) {
-    // Inverse by Gauss and Jordan.
-    Matrix a = h, inverse(k * k);
+// Upper triangular with the inverse of `h` = upperT upper.
+Matrix inverse_factor(Matrix h, std::size_t k) {
+    Matrix inverse(k * k);
     for (std::size_t i = 0; i < k; ++i)
         inverse[i * k + i] = 1;
-    for (std::size_t i = 0; i < k; ++i) {
-        const double pivot = a[i * k + i];
+    for (std::size_t i = 0; i < k; ++i) {  // Gauss and Jordan
+        const double pivot = h[i * k + i];
         for (std::size_t j = 0; j < k; ++j) {
-            a[i * k + j] /= pivot;
+            h[i * k + j] /= pivot;
             inverse[i * k + j] /= pivot;
         }
         for (std::size_t r = 0; r < k; ++r) {
-            const double factor = a[r * k + i];
+            const double factor = h[r * k + i];
             if (r == i || factor == 0) continue;
             for (std::size_t j = 0; j < k; ++j) {
-                a[r * k + j] -= factor * a[i * k + j];
+                h[r * k + j] -= factor * h[i * k + j];
                 inverse[r * k + j] -= factor * inverse[i * k + j];
             }
         }
     }
-    Matrix upper(k * k);  // inverse = upperT upper
+    Matrix upper(k * k);
     for (std::size_t i = 0; i < k; ++i) {
         for (std::size_t j = i; j < k; ++j) {
             double sum = inverse[i * k + j];
@@ -190,6 +187,13 @@ std::vector<double> published(const Matrix& h, std::size_t k, std::vector<double
             upper[i * k + j] = i == j ? std::sqrt(sum) : sum / upper[i * k + i];
         }
     }
+    return upper;
+}
+
+// The published algorithm in double precision, with the scales given: a column at a time, its error
+// taken off all later columns.
+std::vector<double> published(const Matrix& upper, std::size_t k, std::vector<double> row,
+                              const std::vector<double>& scales, std::size_t group) {
     std::vector<double> rounded(k);
     for (std::size_t j = 0; j < k; ++j) {
         const double scale = scales[j / group];
@@ -226,6 +230,7 @@ TEST(Gptq, RoundsLikeThePublishedAlgorithm) {
                                     (i == j ? 0.01 * mean : 0.0);
             }
         }
+        const Matrix upper = inverse_factor(damped, k);
         std::size_t same = 0;
         for (std::size_t row = 0; row < n; ++row) {
             std::vector<double> permuted(k), scales(k / 128);
@@ -235,7 +240,7 @@ TEST(Gptq, RoundsLikeThePublishedAlgorithm) {
                 scales[group] = static_cast<float>(
                     rounded.scales[row * (k / 128) + factor->order[group * 128] / 128]);
             }
-            const std::vector<double> expected = published(damped, k, permuted, scales, 128);
+            const std::vector<double> expected = published(upper, k, permuted, scales, 128);
             bool equal = true;
             for (std::size_t i = 0; i < k; ++i) {
                 const double scale = scales[i / 128];
