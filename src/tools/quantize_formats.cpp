@@ -7,7 +7,6 @@
 namespace percheron::tools {
 namespace {
 
-constexpr std::size_t block = 128;
 constexpr float largest_e4m3 = 448.0f;
 constexpr float largest_e2m1 = 6.0f;
 constexpr std::uint16_t smallest_normal = 0x0080;  // as bits of a bfloat16
@@ -24,7 +23,7 @@ float squared_error(const float* weights, float scale) {
     const float inverse = 1.0f / scale;
     constexpr std::size_t lanes = 16;
     float sums[lanes] = {};
-    for (std::size_t i = 0; i < block; i += lanes) {
+    for (std::size_t i = 0; i < block_width; i += lanes) {
         for (std::size_t lane = 0; lane < lanes; ++lane) {
             const float weight = weights[i + lane];
             const float error = weight - nearest_int4(weight * inverse) * scale;
@@ -47,8 +46,8 @@ BFloat16 best_scale(std::span<const float> weights) {
     // Compared at a size where squares neither vanish nor overflow; a power of two changes no
     // digit.
     const float unit = std::ldexp(1.0f, -std::ilogb(largest));
-    float scaled[block];
-    for (std::size_t i = 0; i < block; ++i) {
+    float scaled[block_width];
+    for (std::size_t i = 0; i < block_width; ++i) {
         scaled[i] = weights[i] * unit;
     }
     BFloat16 best = BFloat16::from_bits(last);
@@ -68,18 +67,18 @@ BFloat16 best_scale(std::span<const float> weights) {
 
 RoundingError round_to_fp8_blocks(std::span<const float> weights, std::size_t rows, std::size_t k,
                                   std::span<Float8E4M3> codes, std::span<float> scales) {
-    assert(rows <= block && weights.size() == rows * k && codes.size() == rows * k);
-    assert(scales.size() == (k + block - 1) / block);
+    assert(rows <= block_width && weights.size() == rows * k && codes.size() == rows * k);
+    assert(scales.size() == (k + block_width - 1) / block_width);
     RoundingError total;
-    for (std::size_t first = 0; first < k; first += block) {
-        const std::size_t count = std::min(block, k - first);
+    for (std::size_t first = 0; first < k; first += block_width) {
+        const std::size_t count = std::min(block_width, k - first);
         float largest = 0;
         for (std::size_t row = 0; row < rows; ++row) {
             largest = std::max(largest, largest_magnitude(weights.subspan(row * k + first, count)));
         }
         const float quotient = largest / largest_e4m3;
         const float scale = std::isnormal(quotient) ? quotient : 1.0f;
-        scales[first / block] = scale;
+        scales[first / block_width] = scale;
         for (std::size_t row = 0; row < rows; ++row) {
             for (std::size_t i = row * k + first; i < row * k + first + count; ++i) {
                 codes[i] = Float8E4M3(weights[i] / scale);
@@ -94,15 +93,15 @@ RoundingError round_to_fp8_blocks(std::span<const float> weights, std::size_t ro
 
 RoundingError round_to_w4a16(std::span<const float> weights, std::span<std::uint32_t> words,
                              std::span<BFloat16> scales) {
-    assert(weights.size() % block == 0 && words.size() == weights.size() / 8);
-    assert(scales.size() == weights.size() / block);
+    assert(weights.size() % block_width == 0 && words.size() == weights.size() / 8);
+    assert(scales.size() == weights.size() / block_width);
     RoundingError total;
     std::fill(words.begin(), words.end(), 0u);
     for (std::size_t group = 0; group < scales.size(); ++group) {
-        scales[group] = best_scale(weights.subspan(group * block, block));
+        scales[group] = best_scale(weights.subspan(group * block_width, block_width));
         const auto scale = static_cast<float>(scales[group]);
         const float inverse = 1.0f / scale;
-        for (std::size_t i = group * block; i < (group + 1) * block; ++i) {
+        for (std::size_t i = group * block_width; i < (group + 1) * block_width; ++i) {
             const float code = nearest_int4(weights[i] * inverse);
             const auto nibble = static_cast<std::uint32_t>(static_cast<int>(code) + 8);
             words[i / 8] |= nibble << (4 * (i % 8));

@@ -11,6 +11,9 @@
 
 namespace percheron::tools {
 
+// Values that share a scale: 4-bit groups of a row, FP8 blocks of as many rows.
+inline constexpr std::size_t block_width = 128;
+
 // Squared error and squared sum over what was rounded.
 struct RoundingError {
     double squared_error = 0;

@@ -4,6 +4,7 @@
 
 #include "checkpoint/quantization_config.h"
 #include "core/files.h"
+#include "tools/quantize_formats.h"
 
 namespace percheron::tools {
 namespace {
@@ -16,11 +17,10 @@ using checkpoint::TensorRole;
 using ops::WeightFormat;
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t block = 128;
 constexpr Bytes largest_config = 64u << 20;
 
 std::size_t blocks(std::size_t count) {
-    return (count + block - 1) / block;
+    return (count + block_width - 1) / block_width;
 }
 
 bool is_quantised(WeightFormat format) {
@@ -29,7 +29,7 @@ bool is_quantised(WeightFormat format) {
 
 // Values of a row that share a scale.
 std::size_t group_size(WeightFormat format) {
-    return format == WeightFormat::nvfp4 ? 16 : block;
+    return format == WeightFormat::nvfp4 ? 16 : block_width;
 }
 
 // Patterns of one option, each known by what was written.
@@ -130,7 +130,7 @@ class Chooser {
             }
             return options_.format;
         }
-        const bool multiples = n % block == 0 && k % block == 0;
+        const bool multiples = n % block_width == 0 && k % block_width == 0;
         return multiples && options_.rest.has_value() ? *options_.rest : stored;
     }
 
@@ -169,18 +169,20 @@ std::vector<checkpoint::TensorHeader> output_headers(const PlannedWeight& weight
                 {stem + ".weight_scale_2", DType::f32, {}}};
     }
     return {{stem + ".weight_packed", DType::i32, {shape[0], shape[1] / 8}},
-            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block}},
+            {stem + ".weight_scale", DType::bf16, {shape[0], shape[1] / block_width}},
             {stem + ".weight_shape", DType::i64, {2}}};
 }
 
 Json int4_weights() {
-    return {{"num_bits", 4},    {"type", "int"},       {"symmetric", true},  {"strategy", "group"},
-            {"dynamic", false}, {"group_size", block}, {"actorder", nullptr}};
+    return {{"num_bits", 4},       {"type", "int"},    {"symmetric", true},
+            {"strategy", "group"}, {"dynamic", false}, {"group_size", block_width},
+            {"actorder", nullptr}};
 }
 
 Json fp8_weights() {
-    return {{"num_bits", 8},       {"type", "float"},  {"symmetric", true},
-            {"strategy", "block"}, {"dynamic", false}, {"block_structure", {block, block}}};
+    return {{"num_bits", 8},     {"type", "float"},
+            {"symmetric", true}, {"strategy", "block"},
+            {"dynamic", false},  {"block_structure", {block_width, block_width}}};
 }
 
 Json nvfp4_weights() {
@@ -277,7 +279,7 @@ Result<std::string> quantized_config(const std::filesystem::path& folder,
         quantization = {{"quant_method", "fp8"},
                         {"fmt", "e4m3"},
                         {"activation_scheme", "dynamic"},
-                        {"weight_block_size", {block, block}},
+                        {"weight_block_size", {block_width, block_width}},
                         {"modules_to_not_convert", split.kept}};
     } else {
         const bool int4 = options.format == WeightFormat::w4a16;
