@@ -105,7 +105,6 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
     latest_sign_of_life_ = now;
     if (begun_) return;
     begun_ = true;
-    admitted_ = now;
     usage_.cached_tokens = admitted.cached_tokens;
     metrics_.prompt_tokens += setup_.prompt_tokens;
     if (setup_.use_cache) {
@@ -117,7 +116,7 @@ void Reply::on_admitted(const EngineEvents::Admitted& admitted, Clock::time_poin
 
 void Reply::on_progress(const EngineEvents::Progress& progress, Clock::time_point now) {
     latest_sign_of_life_ = now;
-    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(now - admitted_);
+    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(now - setup_.received);
     if (writer_ != nullptr) {
         writer_->progress({progress.total, progress.cached, progress.done,
                            static_cast<std::uint64_t>(time.count())});

@@ -111,7 +111,6 @@ class Reply final : public ReplyReceiver, public std::enable_shared_from_this<Re
     bool begun_ = false;
     bool client_left_ = false;
     ReplyUsage usage_;
-    Clock::time_point admitted_{};
     Clock::time_point first_token_{};
     std::uint32_t first_tokens_ = 0;  // that came with the first one
     Clock::time_point latest_sign_of_life_;

@@ -62,7 +62,7 @@ struct PromptProgress {
     std::uint32_t total = 0;  // tokens
     std::uint32_t cached = 0;
     std::uint32_t processed = 0;     // the cached ones among them
-    std::uint64_t milliseconds = 0;  // since it was begun
+    std::uint64_t milliseconds = 0;  // since the request came
 };
 
 class ReplyWriter {
