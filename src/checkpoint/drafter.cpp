@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using model::Dflash2Config;
 
-constexpr Bytes largest_config = Bytes{1} << 20;
+constexpr Bytes largest_drafter_config = Bytes{1} << 20;
 constexpr const char* mask_file = "mask_embedding.pt";
 
 // A field of `dflash_config`, or else of the top level.
@@ -204,7 +204,7 @@ std::vector<ExpectedTensor> drafter_tensors(const Dflash2Config& config) {
 
 Result<std::unique_ptr<Drafter>> Drafter::open(const fs::path& folder) {
     const fs::path config = folder / "config.json";
-    PERCHERON_ASSIGN(const std::string text, read_text_file(config, largest_config));
+    PERCHERON_ASSIGN(const std::string text, read_text_file(config, largest_drafter_config));
     std::unique_ptr<Drafter> drafter(new Drafter);
     PERCHERON_ASSIGN(drafter->config_, parse_drafter_config(text, config.string()));
     PERCHERON_TRY(drafter->examine(folder));

@@ -117,12 +117,6 @@ Status ComposedBackend::prepare(const NetworkShape& shape, std::size_t rows,
     return primitives_->prepare(shape, rows, logit_rows);
 }
 
-Rows<float> ComposedBackend::rows_of(const Activations& activations) {
-    assert(activations.dtype == DType::f32);
-    return Rows<float>(static_cast<float*>(activations.data), activations.rows,
-                       activations.columns);
-}
-
 Linear ComposedBackend::product(const RowBatch& batch, const WeightMatrix& weight,
                                 Rows<const float> input, Rows<float> output) const {
     assert(weight.k == input.columns && weight.n == output.columns && input.rows == output.rows);
@@ -137,7 +131,7 @@ Status ComposedBackend::run(const RowBatch&, const std::function<void()>& stages
 }
 
 void ComposedBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) {
-    const Rows<float> state = rows_of(streams);
+    const Rows<float> state = float_rows(streams);
     const std::size_t hidden = table.k;
     for (std::size_t row = 0; row < batch.rows(); ++row) {
         dequantise_row(table, static_cast<std::size_t>(to_int(batch.tokens[row])), state.row(row));
@@ -153,28 +147,28 @@ void ComposedBackend::embed(const WeightMatrix& table, const RowBatch& batch, Ac
 }
 
 void ComposedBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
-    const Rows<float> state = rows_of(turn.streams);
+    const Rows<float> state = float_rows(turn.streams);
     if (turn.output != nullptr) {
-        primitives_->mhc_update({shape_.streams, rows_of(*turn.output), rows_of(turn.gates.post),
-                                 rows_of(turn.gates.comb), state});
+        primitives_->mhc_update({shape_.streams, float_rows(*turn.output),
+                                 float_rows(turn.gates.post), float_rows(turn.gates.comb), state});
     }
     if (turn.tap != nullptr) {
         primitives_->mhc_collapse(
-            {shape_.streams, state, {}, nullptr, shape_.rms_eps, rows_of(*turn.tap)});
+            {shape_.streams, state, {}, nullptr, shape_.rms_eps, float_rows(*turn.tap)});
     }
     if (turn.next != nullptr) {
         scratch_.restart();
         const MhcScratch scratch = MhcScratch::lay_out(scratch_, shape_, batch.rows());
         primitives_->mhc_gates({shape_.streams, shape_.sinkhorn_iterations, shape_.rms_eps,
                                 shape_.mhc_eps, turn.next->fn, turn.next->base, turn.next->scale,
-                                state, scratch.pre, rows_of(turn.gates.post),
-                                rows_of(turn.gates.comb)});
+                                state, scratch.pre, float_rows(turn.gates.post),
+                                float_rows(turn.gates.comb)});
         primitives_->mhc_collapse({shape_.streams, state, scratch.pre, turn.next->norm,
-                                   shape_.rms_eps, rows_of(turn.normed)});
+                                   shape_.rms_eps, float_rows(turn.normed)});
     }
     if (turn.final_norm != nullptr) {
         primitives_->mhc_collapse(
-            {shape_.streams, state, {}, turn.final_norm, shape_.rms_eps, rows_of(turn.normed)});
+            {shape_.streams, state, {}, turn.final_norm, shape_.rms_eps, float_rows(turn.normed)});
     }
 }
 
@@ -182,7 +176,7 @@ void ComposedBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots
                                 const RowBatch& batch, Activations x, Activations y) {
     scratch_.restart();
     const KdaScratch s = KdaScratch::lay_out(scratch_, shape_, batch.rows());
-    const Rows<const float> input = rows_of(x);
+    const Rows<const float> input = float_rows(x);
     const std::size_t heads = shape_.kda_heads;
     const std::size_t dim = shape_.kda_dim;
     const std::size_t width = heads * dim;
@@ -217,7 +211,7 @@ void ComposedBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots
         primitives_->kda_step(recurrence);
     }
     primitives_->gated_norm({dim, s.mixed, s.gate, weights.out_norm, shape_.rms_eps, s.mixed});
-    const Linear out[] = {product(batch, weights.out, s.mixed, rows_of(y))};
+    const Linear out[] = {product(batch, weights.out, s.mixed, float_rows(y))};
     primitives_->linear(out);
 }
 
@@ -225,7 +219,7 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
                                    const RowBatch& batch, Activations x, Activations y) {
     scratch_.restart();
     const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, batch.rows());
-    const Rows<const float> input = rows_of(x);
+    const Rows<const float> input = float_rows(x);
     constexpr float index_norm_eps = 1e-6f;
 
     const Linear projections[] = {
@@ -271,7 +265,7 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
         {heads, s.absorbed, s.positions, s.counts, pages, &batch, arithmetic_, s.read});
     primitives_->expand_values(
         {heads, weights.kv_b, s.read, arithmetic_, s.values, batch.numeric_class});
-    const Linear out[] = {product(batch, weights.out, s.values, rows_of(y))};
+    const Linear out[] = {product(batch, weights.out, s.values, float_rows(y))};
     primitives_->linear(out);
 }
 
@@ -280,12 +274,12 @@ void ComposedBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatc
     scratch_.restart();
     const FeedForwardScratch s =
         FeedForwardScratch::lay_out(scratch_, batch.rows(), weights.gate.n);
-    const Rows<const float> input = rows_of(x);
+    const Rows<const float> input = float_rows(x);
     const Linear in[] = {product(batch, weights.gate, input, s.gate),
                          product(batch, weights.up, input, s.up)};
     primitives_->linear(in);
     primitives_->swiglu({s.gate, s.up, shape_.swiglu_limit, s.gate});
-    const Linear out[] = {product(batch, weights.down, s.gate, rows_of(y))};
+    const Linear out[] = {product(batch, weights.down, s.gate, float_rows(y))};
     primitives_->linear(out);
 }
 
@@ -295,8 +289,8 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     const std::size_t rows = batch.rows();
     const std::size_t chosen = shape_.experts_per_token;
     const ExpertsScratch s = ExpertsScratch::lay_out(scratch_, shape_, rows);
-    const Rows<const float> input = rows_of(x);
-    const Rows<float> output = rows_of(y);
+    const Rows<const float> input = float_rows(x);
+    const Rows<float> output = float_rows(y);
 
     primitives_->router({weights.router, weights.router_bias, shape_.router_scale,
                          shape_.normalise_router_weights, input, s.experts, s.weights});
@@ -379,18 +373,18 @@ void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& e
     primitives_->rms_norm({embedded, weights.embedding_norm, shape_.rms_eps, embedded});
     const Rows<float> before = joined.column_slice(width, width);
     for (std::size_t row = 0; row < batch.rows(); ++row) {
-        std::copy_n(rows_of(hidden).row(hidden_rows[row]), width, before.row(row));
+        std::copy_n(float_rows(hidden).row(hidden_rows[row]), width, before.row(row));
     }
     primitives_->rms_norm({before, weights.hidden_norm, shape_.rms_eps, before});
-    const Linear projection[] = {product(batch, weights.projection, joined, rows_of(x))};
+    const Linear projection[] = {product(batch, weights.projection, joined, float_rows(x))};
     primitives_->linear(projection);
-    primitives_->rms_norm({rows_of(x), weights.input_norm, shape_.rms_eps, rows_of(normed)});
+    primitives_->rms_norm({float_rows(x), weights.input_norm, shape_.rms_eps, float_rows(normed)});
 }
 
 void ComposedBackend::residual_turn(const float* norm, Activations y, Activations x,
                                     Activations normed) {
-    primitives_->add_rows({rows_of(y), nullptr, rows_of(x), rows_of(x)});
-    primitives_->rms_norm({rows_of(x), norm, shape_.rms_eps, rows_of(normed)});
+    primitives_->add_rows({float_rows(y), nullptr, float_rows(x), float_rows(x)});
+    primitives_->rms_norm({float_rows(x), norm, shape_.rms_eps, float_rows(normed)});
 }
 
 void ComposedBackend::head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
@@ -399,14 +393,14 @@ void ComposedBackend::head(const WeightMatrix& head, const RowBatch& batch, Acti
     scratch_.restart();
     const Rows<float> wanted = scratch_.rows<float>(batch.logit_rows.size(), hidden.columns);
     for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
-        std::copy_n(rows_of(hidden).row(batch.logit_rows[i]), hidden.columns, wanted.row(i));
+        std::copy_n(float_rows(hidden).row(batch.logit_rows[i]), hidden.columns, wanted.row(i));
     }
-    const Linear products[] = {product(batch, head, wanted, rows_of(logits))};
+    const Linear products[] = {product(batch, head, wanted, float_rows(logits))};
     primitives_->linear(products);
 }
 
 void ComposedBackend::read(const Activations& rows, float* out) {
-    std::copy_n(rows_of(rows).data, rows.rows * rows.columns, out);
+    std::copy_n(float_rows(rows).data, rows.rows * rows.columns, out);
 }
 
 }  // namespace percheron::ops

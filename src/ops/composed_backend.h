@@ -71,8 +71,6 @@ class ComposedBackend : public Backend, private MtpStages {
     const NetworkShape& shape() const { return shape_; }
     ScratchArena& scratch() { return scratch_; }
 
-    static Rows<float> rows_of(const Activations& activations);
-
     // One product with this backend's arithmetic and the batch's class.
     Linear product(const RowBatch& batch, const WeightMatrix& weight, Rows<const float> input,
                    Rows<float> output) const;

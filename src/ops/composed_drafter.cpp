@@ -1,16 +1,12 @@
 #include "ops/composed_drafter.h"
 
 #include <algorithm>
-#include <cassert>
 #include <limits>
+
+#include "ops/composed_scratch.h"
 
 namespace percheron::ops {
 namespace {
-
-Rows<float> rows_of(const Activations& activations) {
-    assert(activations.dtype == DType::f32);
-    return {static_cast<float*>(activations.data), activations.rows, activations.columns};
-}
 
 struct ContextScratch {
     Rows<float> keys, values;  // [R, G d]
@@ -44,14 +40,14 @@ struct AttentionScratch {
     }
 };
 
-struct FeedForwardScratch {
+struct DrafterFeedForwardScratch {
     Rows<float> normed, convolved;  // [R, D]
     Rows<float> gates;              // [R, 2 taps groups]
     Rows<float> gate, up;           // [R, I]
     Rows<float> output;             // [R, D]
-    static FeedForwardScratch lay_out(ScratchArena& arena, const DrafterShape& shape,
-                                      std::size_t rows) {
-        FeedForwardScratch scratch;
+    static DrafterFeedForwardScratch lay_out(ScratchArena& arena, const DrafterShape& shape,
+                                             std::size_t rows) {
+        DrafterFeedForwardScratch scratch;
         scratch.normed = arena.rows<float>(rows, shape.hidden);
         scratch.convolved = arena.rows<float>(rows, shape.hidden);
         scratch.gates = arena.rows<float>(rows, 2 * shape.gates());
@@ -72,7 +68,7 @@ void measure(ScratchArena& angles, ScratchArena& scratch, const DrafterShape& sh
     scratch.restart();
     AttentionScratch::lay_out(scratch, shape, shape.block_rows);
     scratch.restart();
-    FeedForwardScratch::lay_out(scratch, shape, shape.block_rows);
+    DrafterFeedForwardScratch::lay_out(scratch, shape, shape.block_rows);
 }
 
 }  // namespace
@@ -106,11 +102,11 @@ void ComposedDrafter::context_features(const WeightMatrix& fusion, const float* 
     const Rows<float> joined = scratch_.rows<float>(tap_rows.size(), taps.size() * width);
     for (std::size_t row = 0; row < tap_rows.size(); ++row) {
         for (std::size_t tap = 0; tap < taps.size(); ++tap) {
-            std::copy_n(rows_of(taps[tap]).row(tap_rows[row]), width,
+            std::copy_n(float_rows(taps[tap]).row(tap_rows[row]), width,
                         joined.row(row) + tap * width);
         }
     }
-    const Rows<float> out = rows_of(c);
+    const Rows<float> out = float_rows(c);
     const Linear products[] = {product(fusion, joined, out, numeric_class)};
     primitives_.linear(products);
     primitives_.rms_norm({out, norm, shape_.rms_eps, out});
@@ -124,7 +120,7 @@ void ComposedDrafter::store_context(const DrafterLayerWeights& layer, const Cont
                                     Activations c) {
     scratch_.restart();
     const ContextScratch s = ContextScratch::lay_out(scratch_, shape_, c.rows);
-    const Rows<const float> input = rows_of(c);
+    const Rows<const float> input = float_rows(c);
     const Linear products[] = {product(layer.key, input, s.keys, numeric_class),
                                product(layer.value, input, s.values, numeric_class)};
     primitives_.linear(products);
@@ -138,7 +134,7 @@ void ComposedDrafter::store_context(const DrafterLayerWeights& layer, const Cont
 void ComposedDrafter::embed_blocks(const WeightMatrix& embedding, std::span<const DraftRows> blocks,
                                    std::span<const TokenId> tokens, const float* mask, float scale,
                                    Activations x) {
-    const Rows<float> out = rows_of(x);
+    const Rows<float> out = float_rows(x);
     for (const DraftRows& block : blocks) {
         for (std::uint32_t i = 0; i < block.row_count; ++i) {
             const std::uint32_t row = block.first_row + i;
@@ -185,7 +181,7 @@ void ComposedDrafter::block_attention(const DrafterLayerWeights& layer, const Co
                                       std::span<const DraftRows> blocks, Activations x) {
     scratch_.restart();
     const AttentionScratch s = AttentionScratch::lay_out(scratch_, shape_, x.rows);
-    primitives_.rms_norm({rows_of(x), layer.input_norm, shape_.rms_eps, s.normed});
+    primitives_.rms_norm({float_rows(x), layer.input_norm, shape_.rms_eps, s.normed});
     const Rows<const float> input =
         convolved(layer.attention_conv, blocks, s.normed, s.gates, s.convolved);
     const Linear projections[] = {product(layer.query, input, s.query),
@@ -201,14 +197,15 @@ void ComposedDrafter::block_attention(const DrafterLayerWeights& layer, const Co
         {blocks, s.query, s.key, s.value, pages, layer.window, arithmetic_, s.attended});
     const Linear out[] = {product(layer.out, s.attended, s.output)};
     primitives_.linear(out);
-    add_output(layer.attention_conv, blocks, s.output, s.gates, rows_of(x));
+    add_output(layer.attention_conv, blocks, s.output, s.gates, float_rows(x));
 }
 
 void ComposedDrafter::block_feed_forward(const DrafterLayerWeights& layer,
                                          std::span<const DraftRows> blocks, Activations x) {
     scratch_.restart();
-    const FeedForwardScratch s = FeedForwardScratch::lay_out(scratch_, shape_, x.rows);
-    primitives_.rms_norm({rows_of(x), layer.post_attention_norm, shape_.rms_eps, s.normed});
+    const DrafterFeedForwardScratch s =
+        DrafterFeedForwardScratch::lay_out(scratch_, shape_, x.rows);
+    primitives_.rms_norm({float_rows(x), layer.post_attention_norm, shape_.rms_eps, s.normed});
     const Rows<const float> input =
         convolved(layer.feed_forward_conv, blocks, s.normed, s.gates, s.convolved);
     const Linear in[] = {product(layer.feed_forward.gate, input, s.gate),
@@ -217,15 +214,15 @@ void ComposedDrafter::block_feed_forward(const DrafterLayerWeights& layer,
     primitives_.swiglu({s.gate, s.up, std::numeric_limits<float>::infinity(), s.gate});
     const Linear out[] = {product(layer.feed_forward.down, s.gate, s.output)};
     primitives_.linear(out);
-    add_output(layer.feed_forward_conv, blocks, s.output, s.gates, rows_of(x));
+    add_output(layer.feed_forward_conv, blocks, s.output, s.gates, float_rows(x));
 }
 
 void ComposedDrafter::block_output(const float* norm, Activations x, Activations hidden) {
-    primitives_.rms_norm({rows_of(x), norm, shape_.rms_eps, rows_of(hidden)});
+    primitives_.rms_norm({float_rows(x), norm, shape_.rms_eps, float_rows(hidden)});
 }
 
 void ComposedDrafter::project(const WeightMatrix& weight, Activations hidden, Activations out) {
-    const Linear products[] = {product(weight, rows_of(hidden), rows_of(out))};
+    const Linear products[] = {product(weight, float_rows(hidden), float_rows(out))};
     primitives_.linear(products);
 }
 

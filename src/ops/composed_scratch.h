@@ -1,6 +1,7 @@
 // The lay-outs of the composed stages' working memory.
 #pragma once
 
+#include <cassert>
 #include <cstdint>
 #include <span>
 
@@ -9,6 +10,12 @@
 #include "ops/scratch_arena.h"
 
 namespace percheron::ops {
+
+// Activations of floats, as rows.
+inline Rows<float> float_rows(const Activations& activations) {
+    assert(activations.dtype == DType::f32);
+    return {static_cast<float*>(activations.data), activations.rows, activations.columns};
+}
 
 struct KdaScratch {
     Rows<float> raw;         // q | k | v before convolution [R, 3 * H * d]

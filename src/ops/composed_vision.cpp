@@ -2,17 +2,14 @@
 
 #include <cassert>
 
+#include "ops/composed_scratch.h"
+
 namespace percheron::ops {
 namespace {
 
 constexpr float layer_norm_eps = 1e-5f;
 // Slices have many rows, like prompts.
 constexpr NumericClass picture_class = NumericClass::prefill;
-
-Rows<float> rows_of(const Activations& activations) {
-    assert(activations.dtype == DType::f32);
-    return {static_cast<float*>(activations.data), activations.rows, activations.columns};
-}
 
 struct HeadsScratch {
     Rows<float> normed;     // [R, D]
@@ -104,7 +101,7 @@ void ComposedVision::biased(const BiasedMatrix& weight, Rows<const float> input,
 
 void ComposedVision::embed_patches(const BiasedMatrix& weights, Rows<const float> patches,
                                    Activations z) {
-    biased(weights, patches, rows_of(z));
+    biased(weights, patches, float_rows(z));
 }
 
 void ComposedVision::project_heads(const VisionBlockWeights& weights,
@@ -112,7 +109,7 @@ void ComposedVision::project_heads(const VisionBlockWeights& weights,
                                    Activations z, const PatchHeads& heads) {
     scratch_.restart();
     const HeadsScratch s = HeadsScratch::lay_out(scratch_, shape_, z.rows);
-    primitives_.rms_norm({rows_of(z), weights.norm1, shape_.block_rms_eps, s.normed});
+    primitives_.rms_norm({float_rows(z), weights.norm1, shape_.block_rms_eps, s.normed});
     biased(weights.qkv, s.normed, s.projected);
     primitives_.store_patch_heads({s.projected, weights.query_norm, weights.key_norm,
                                    shape_.rms_eps, shape_.rope_theta, places, first, heads});
@@ -122,7 +119,7 @@ void ComposedVision::finish_block(const VisionBlockWeights& weights, const Patch
                                   std::size_t first, Activations z) {
     scratch_.restart();
     const BlockScratch s = BlockScratch::lay_out(scratch_, shape_, z.rows);
-    const Rows<float> state = rows_of(z);
+    const Rows<float> state = float_rows(z);
     primitives_.patch_attention({heads, first, s.attended});
     product(weights.out.matrix, s.attended, s.output);
     primitives_.add_rows({s.output, weights.out.bias, state, state});
@@ -142,7 +139,7 @@ void ComposedVision::merge(const VisionMergerWeights& weights, Activations z,
                            Rows<float> features) {
     scratch_.restart();
     const MergeScratch s = MergeScratch::lay_out(scratch_, shape_, z.rows);
-    primitives_.rms_norm({rows_of(z), weights.post_norm, shape_.rms_eps, s.normed});
+    primitives_.rms_norm({float_rows(z), weights.post_norm, shape_.rms_eps, s.normed});
     const std::size_t merged = shape_.merged();
     for (std::size_t token = 0; token < s.cells.rows; ++token) {
         float* const cell = s.cells.row(token);
