@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr Bytes largest_config = 64u << 20;
+constexpr Bytes largest_description = 64u << 20;
 // Steps after which an expression counts as not matching: a hostile one may not hold up a start.
 constexpr std::uint32_t match_limit = 100'000;
 
@@ -85,8 +85,8 @@ Result<QuantizationConfig> read_claim(const Json& json) {
     return config;
 }
 
-Result<Json> read_json(const fs::path& path) {
-    PERCHERON_ASSIGN(const std::string text, read_text_file(path, largest_config));
+Result<Json> read_description(const fs::path& path) {
+    PERCHERON_ASSIGN(const std::string text, read_text_file(path, largest_description));
     Json json = Json::parse(text, nullptr, false);
     if (!json.is_object()) {
         return Error(ErrorCode::corrupt, path.string() + ": is not a JSON object");
@@ -171,7 +171,7 @@ Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::pat
     for (const auto& [file, field] : {std::pair{"config.json", "quantization_config"},
                                       std::pair{"hf_quant_config.json", "quantization"}}) {
         if (!fs::exists(folder / file, error)) continue;
-        PERCHERON_ASSIGN(const Json json, read_json(folder / file));
+        PERCHERON_ASSIGN(const Json json, read_description(folder / file));
         const auto claim = json.find(field);
         if (claim == json.end() || claim->is_null()) continue;
         auto config = read_claim(*claim);

@@ -18,7 +18,7 @@
 namespace percheron::tools {
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr std::uint64_t measuring_seed = 20231;
 
@@ -253,17 +253,17 @@ Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
         const auto broken = [number](const std::string& what) {
             return Error(ErrorCode::corrupt, "line " + std::to_string(number) + ": " + what);
         };
-        const Json json = Json::parse(line, nullptr, false);
+        const SortedJson json = SortedJson::parse(line, nullptr, false);
         if (!json.is_object()) return broken("is no JSON object");
         MeasuredText text;
-        text.kind = json.value("kind", Json("text")).is_string()
-                        ? json.value("kind", Json("text")).get<std::string>()
+        text.kind = json.value("kind", SortedJson("text")).is_string()
+                        ? json.value("kind", SortedJson("text")).get<std::string>()
                         : "text";
         if (json.contains("prompt") && json["prompt"].is_string()) {
             text.ids = tokenizer.encode_trusted(json["prompt"].get<std::string>());
             text.prompt_tokens = static_cast<std::uint32_t>(text.ids.size());
         } else if (json.contains("ids") && json["ids"].is_array()) {
-            for (const Json& id : json["ids"]) {
+            for (const SortedJson& id : json["ids"]) {
                 if (!id.is_number_integer()) return broken("`ids` holds something else");
                 text.ids.push_back(TokenId(id.get<int>()));
             }

@@ -16,7 +16,7 @@
 namespace percheron::tools {
 namespace {
 
-constexpr std::size_t step_rows = ops::page_tokens;
+constexpr std::size_t chunk_rows = ops::page_tokens;
 
 // A model that computes texts in steps of one page.
 class Reader {
@@ -25,10 +25,10 @@ class Reader {
                 std::size_t longest) {
         PERCHERON_ASSIGN(source_, open_model(folder, options.threads));
         model::NetworkOptions rows;
-        rows.max_rows = rows.max_logit_rows = step_rows;
+        rows.max_rows = rows.max_logit_rows = chunk_rows;
         PERCHERON_ASSIGN(backend_,
                          make_backend({options.device, options.threads, ops::Arithmetic::standard},
-                                      source_.config, step_rows));
+                                      source_.config, chunk_rows));
         PERCHERON_ASSIGN(network_,
                          model::Network::load(source_.config, *source_.weights, *backend_, rows));
         PERCHERON_ASSIGN(const DType kv_dtype,
@@ -158,9 +158,9 @@ KindQuality summarise(const std::string& kind, const std::vector<TextSums>& text
     return quality;
 }
 
-class Comparison {
+class QualityComparison {
   public:
-    Comparison(Reader& source, Reader& other, const Tokenizer& tokenizer)
+    QualityComparison(Reader& source, Reader& other, const Tokenizer& tokenizer)
         : source_(source), other_(other), tokenizer_(tokenizer) {}
 
     Result<TextSums> run(std::span<const TokenId> ids,
@@ -168,8 +168,8 @@ class Comparison {
         TextSums sums;
         ByteTail tail(tokenizer_);
         const std::size_t positions = ids.size() - 1;
-        for (std::size_t first = 0; first < positions; first += step_rows) {
-            const std::size_t count = std::min(step_rows, positions - first);
+        for (std::size_t first = 0; first < positions; first += chunk_rows) {
+            const std::size_t count = std::min(chunk_rows, positions - first);
             PERCHERON_ASSIGN(const auto source, source_.step(ids, first, count));
             PERCHERON_ASSIGN(const auto other, other_.step(ids, first, count));
             const std::size_t width = source.size() / count;
@@ -261,7 +261,7 @@ Result<std::vector<KindQuality>> compare_quality(const std::vector<CalibrationTe
             ErrorCode::invalid_argument,
             options.other.string() + ": has another vocabulary than " + options.source.string());
     }
-    Comparison comparison(source, other, tokenizer);
+    QualityComparison comparison(source, other, tokenizer);
     std::vector<std::string> kinds;
     std::map<std::string, std::vector<TextSums>> sums;
     std::vector<TextSums> all;

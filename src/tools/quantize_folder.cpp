@@ -12,9 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::TensorHeader;
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
-constexpr Bytes largest_record = Bytes{1} << 30;
+constexpr Bytes largest_manifest = Bytes{1} << 30;
 
 Error io_error(const fs::path& path, const char* what, const std::error_code& error) {
     return Error(ErrorCode::io, path.string() + ": cannot " + what + ": " + error.message());
@@ -22,8 +22,8 @@ Error io_error(const fs::path& path, const char* what, const std::error_code& er
 
 // The first field in which two descriptions differ.
 std::string difference(const std::string& one, const std::string& other) {
-    const Json a = Json::parse(one, nullptr, false);
-    const Json b = Json::parse(other, nullptr, false);
+    const SortedJson a = SortedJson::parse(one, nullptr, false);
+    const SortedJson b = SortedJson::parse(other, nullptr, false);
     if (!a.is_object() || !b.is_object()) return "its description";
     for (const auto& [key, value] : a.items()) {
         if (!b.contains(key) || b[key] != value) return key;
@@ -38,7 +38,7 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
     const fs::path description = state / "run.json";
     std::error_code error;
     if (fs::exists(description, error)) {
-        PERCHERON_ASSIGN(const std::string found, read_text_file(description, largest_record));
+        PERCHERON_ASSIGN(const std::string found, read_text_file(description, largest_manifest));
         if (found != run) {
             return Error(ErrorCode::invalid_argument,
                          state.string() + ": an unfinished run that differs in " +
@@ -68,7 +68,7 @@ fs::path QuantizeFolder::record_path(std::size_t section) const {
 Result<std::optional<std::string>> QuantizeFolder::record(std::size_t section) const {
     std::error_code error;
     if (!fs::exists(record_path(section), error)) return std::optional<std::string>();
-    PERCHERON_ASSIGN(std::string text, read_text_file(record_path(section), largest_record));
+    PERCHERON_ASSIGN(std::string text, read_text_file(record_path(section), largest_manifest));
     return std::optional<std::string>(std::move(text));
 }
 

@@ -82,7 +82,7 @@ bool cholesky(std::vector<double>& a, std::size_t size, ThreadPool& pool) {
     return true;
 }
 
-std::vector<std::uint32_t> places(const std::vector<double>& diagonal, std::size_t group) {
+std::vector<std::uint32_t> sorted_places(const std::vector<double>& diagonal, std::size_t group) {
     const std::size_t columns = diagonal.size();
     struct Group {
         double sum = 0;
@@ -183,7 +183,7 @@ std::optional<HessianFactor> factorise(const Hessian& hessian, const FactorOptio
     const double added = options.damping * total / static_cast<double>(columns);
 
     HessianFactor factor;
-    factor.order = places(diagonal, options.group);
+    factor.order = sorted_places(diagonal, options.group);
     // From the last place to the first, so that the triangle comes out upper.
     std::vector<double> turned(columns * columns);
     pool.parallel_for(columns, [&](std::size_t row, std::size_t) {

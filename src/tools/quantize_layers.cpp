@@ -14,7 +14,7 @@ namespace percheron::tools {
 namespace {
 
 // Rows of a step; a multiple of the prefill grid.
-constexpr std::size_t step_rows = 4 * ops::page_tokens;
+constexpr std::size_t calibration_rows = 4 * ops::page_tokens;
 
 class WatchedPrimitives final : public ops::cpu::CpuPrimitives {
   public:
@@ -67,7 +67,7 @@ class WatchedBackend final : public ops::ComposedBackend {
 // Room for a step's rows.
 class Buffer {
   public:
-    explicit Buffer(std::size_t columns) : columns_(columns), values_(step_rows * columns) {}
+    explicit Buffer(std::size_t columns) : columns_(columns), values_(calibration_rows * columns) {}
     ops::Activations activations(std::size_t rows) {
         return {values_.data(), DType::f32, rows, columns_};
     }
@@ -135,7 +135,7 @@ class LayeredNetwork::Layer {
                                                             pages, 1, *backend_));
         for (std::uint32_t page = 0; page < pages; ++page)
             pages_.push_back(PageId(page));
-        return backend_->prepare(model::shape_of(config_), step_rows, 1);
+        return backend_->prepare(model::shape_of(config_), calibration_rows, 1);
     }
 
     Status take_weights() {
@@ -280,8 +280,8 @@ class LayeredNetwork::Layer {
         std::size_t row = 0;
         for (const CalibrationText& text : network_.texts_) {
             const std::size_t length = text.ids.size() - ahead;
-            for (std::size_t first = 0; first < length; first += step_rows) {
-                const std::size_t count = std::min(step_rows, length - first);
+            for (std::size_t first = 0; first < length; first += calibration_rows) {
+                const std::size_t count = std::min(calibration_rows, length - first);
                 ops::SequenceRows sequence;
                 sequence.row_count = sequence.commit_rows = static_cast<std::uint32_t>(count);
                 sequence.first_position = sequence.state_position = static_cast<Position>(first);

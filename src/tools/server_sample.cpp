@@ -7,23 +7,23 @@
 namespace percheron::tools {
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 // What every server of this version has: without it the other end is something else.
 constexpr const char* mark = "percheron:uptime_seconds";
 
-double number(const Json& object, const char* name) {
+double number(const SortedJson& object, const char* name) {
     const auto found = object.find(name);
     const double value = found != object.end() && found->is_number() ? found->get<double>() : 0;
     return std::isfinite(value) ? value : 0;
 }
 
-std::string text(const Json& object, const char* name) {
+std::string text(const SortedJson& object, const char* name) {
     const auto found = object.find(name);
     return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-RequestSample read_request(const Json& row) {
+RequestSample read_request(const SortedJson& row) {
     RequestSample request;
     request.id = text(row, "id");
     request.route = text(row, "route");
@@ -39,14 +39,14 @@ RequestSample read_request(const Json& row) {
     return request;
 }
 
-void read_status(const Json& status, ServerSample& sample) {
+void read_status(const SortedJson& status, ServerSample& sample) {
     sample.model = text(status, "model");
     sample.context_tokens = number(status, "context_tokens");
-    sample.draining = status.value("draining", Json(false)) == Json(true);
+    sample.draining = status.value("draining", SortedJson(false)) == SortedJson(true);
     sample.requests_left_out = number(status, "requests_left_out");
-    const Json rows = status.value("requests", Json::array());
+    const SortedJson rows = status.value("requests", SortedJson::array());
     if (!rows.is_array()) return;
-    for (const Json& row : rows) {
+    for (const SortedJson& row : rows) {
         if (sample.requests.size() == ServerSample::most_requests) return;
         if (row.is_object()) sample.requests.push_back(read_request(row));
     }
@@ -68,7 +68,7 @@ Result<ServerSample> read_sample(std::string_view metrics_text, std::string_view
                      std::string("/metrics has no ") + mark +
                          ": this is not percheron serve, or an older one; update the server");
     }
-    const Json status = Json::parse(status_text, nullptr, false);
+    const SortedJson status = SortedJson::parse(status_text, nullptr, false);
     if (!status.is_object()) return Error(ErrorCode::corrupt, "/status is not a JSON object");
 
     const auto figure = [&](const char* name) {

@@ -5,7 +5,7 @@
 namespace percheron::tools {
 namespace {
 
-constexpr std::string_view gap = "   ";
+constexpr std::string_view column_gap = "   ";
 
 std::string_view sequence_of(Style style) {
     switch (style) {
@@ -67,14 +67,14 @@ void StyledLines::flow(const std::vector<Item>& items) {
     std::size_t used = 0;
     for (const Item& item : items) {
         const std::size_t size = item_columns(item);
-        if (!line.empty() && used + gap.size() + size > columns_) {
+        if (!line.empty() && used + column_gap.size() + size > columns_) {
             add(std::move(line));
             line.clear();
             used = 0;
         }
         if (!line.empty()) {
-            line.push_back({std::string(gap), Style::plain});
-            used += gap.size();
+            line.push_back({std::string(column_gap), Style::plain});
+            used += column_gap.size();
         }
         line.insert(line.end(), item.spans.begin(), item.spans.end());
         used += size;

@@ -20,9 +20,9 @@ using checkpoint::SyntheticModel;
 using checkpoint::SyntheticTensor;
 using checkpoint::SyntheticWeight;
 using checkpoint::TensorHeader;
-using Unit = std::vector<TensorHeader>;  // tensors that stay together
+using WriteUnit = std::vector<TensorHeader>;  // tensors that stay together
 
-Bytes bytes_of(const Unit& unit) {
+Bytes bytes_of(const WriteUnit& unit) {
     Bytes bytes = 0;
     for (const TensorHeader& header : unit) {
         bytes += header.bytes();
@@ -32,12 +32,12 @@ Bytes bytes_of(const Unit& unit) {
 
 // Exactly `count` shards, none empty, in the order given, each beginning near its share of the
 // bytes.
-std::vector<Unit> split_evenly(const std::vector<Unit>& units, std::size_t count) {
+std::vector<WriteUnit> split_evenly(const std::vector<WriteUnit>& units, std::size_t count) {
     Bytes total = 0;
-    for (const Unit& unit : units) {
+    for (const WriteUnit& unit : units) {
         total += bytes_of(unit);
     }
-    std::vector<Unit> shards(count);
+    std::vector<WriteUnit> shards(count);
     Bytes before = 0;
     std::size_t shard = 0;
     for (std::size_t i = 0; i < units.size(); ++i) {
@@ -55,14 +55,14 @@ std::vector<Unit> split_evenly(const std::vector<Unit>& units, std::size_t count
 // What stays together, in the order it is stored.  `seconds` is where split pairs begin their other
 // halves.
 struct Units {
-    std::vector<Unit> firsts;
-    std::vector<Unit> seconds;
+    std::vector<WriteUnit> firsts;
+    std::vector<WriteUnit> seconds;
 };
 
 Units units_of(const SyntheticModel& model, bool split_pairs) {
     Units units;
     for (const SyntheticWeight& weight : model.weights) {
-        Unit unit;
+        WriteUnit unit;
         for (const SyntheticTensor& part : weight.parts) {
             if (split_pairs && !unit.empty()) {
                 units.seconds.push_back({part.header});
@@ -75,7 +75,7 @@ Units units_of(const SyntheticModel& model, bool split_pairs) {
     return units;
 }
 
-Result<std::vector<Unit>> shards_of(const SyntheticModel& model, const SynthOptions& options) {
+Result<std::vector<WriteUnit>> shards_of(const SyntheticModel& model, const SynthOptions& options) {
     const Units units = units_of(model, options.split_pairs);
     const std::size_t most = units.firsts.size() + units.seconds.size();
     if (options.shards > most) {
@@ -85,7 +85,7 @@ Result<std::vector<Unit>> shards_of(const SyntheticModel& model, const SynthOpti
     }
     if (options.shards == 0) {
         auto shards = checkpoint::join_into_shards(units.firsts, options.shard_limit);
-        for (Unit& shard : checkpoint::join_into_shards(units.seconds, options.shard_limit)) {
+        for (WriteUnit& shard : checkpoint::join_into_shards(units.seconds, options.shard_limit)) {
             shards.push_back(std::move(shard));
         }
         return shards;
@@ -96,7 +96,7 @@ Result<std::vector<Unit>> shards_of(const SyntheticModel& model, const SynthOpti
     }
     const std::size_t firsts = std::min(options.shards - 1, units.firsts.size());
     auto shards = split_evenly(units.firsts, firsts);
-    for (Unit& shard : split_evenly(units.seconds, options.shards - firsts)) {
+    for (WriteUnit& shard : split_evenly(units.seconds, options.shards - firsts)) {
         shards.push_back(std::move(shard));
     }
     return shards;
@@ -115,7 +115,7 @@ class Writer {
         }
     }
 
-    Result<SynthReport> run(const std::vector<Unit>& shards) {
+    Result<SynthReport> run(const std::vector<WriteUnit>& shards) {
         SynthReport report;
         for (std::size_t i = 0; i < shards.size(); ++i) {
             PERCHERON_ASSIGN(SafetensorsWriter writer,
@@ -157,7 +157,7 @@ class Writer {
 
 Result<SynthReport> synth(const fs::path& out, const SynthOptions& options) {
     PERCHERON_ASSIGN(const SyntheticModel model, checkpoint::make_synthetic_model(options.spec));
-    PERCHERON_ASSIGN(const std::vector<Unit> shards, shards_of(model, options));
+    PERCHERON_ASSIGN(const std::vector<WriteUnit> shards, shards_of(model, options));
     PERCHERON_TRY(make_output_folder(out));
     PERCHERON_ASSIGN(SynthReport report,
                      Writer(model.weights, model.spec.seed, out, options).run(shards));
@@ -173,7 +173,7 @@ Result<SynthReport> synth(const fs::path& out, const SynthOptions& options) {
 
 Result<SynthReport> synth_drafter(const fs::path& out, const checkpoint::SyntheticDrafter& drafter,
                                   const SynthOptions& options) {
-    Unit all;
+    WriteUnit all;
     for (const SyntheticWeight& weight : drafter.weights) {
         all.push_back(weight.parts.front().header);
     }

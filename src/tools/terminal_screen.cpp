@@ -56,7 +56,7 @@ void on_fault(int signal) {
     ::raise(signal);
 }
 
-Error failure(std::string_view what) {
+Error screen_failure(std::string_view what) {
     return Error(ErrorCode::io, std::string(what) + ": " + std::strerror(errno));
 }
 
@@ -64,7 +64,7 @@ Error failure(std::string_view what) {
 
 Result<std::unique_ptr<TerminalScreen>> TerminalScreen::open() {
     if (::tcgetattr(STDIN_FILENO, &terminal_before) != 0) {
-        return failure("cannot read the terminal's settings");
+        return screen_failure("cannot read the terminal's settings");
     }
     std::unique_ptr<TerminalScreen> screen(new TerminalScreen());
     sigset_t taken;
@@ -79,7 +79,7 @@ Result<std::unique_ptr<TerminalScreen>> TerminalScreen::open() {
         event.events = EPOLLIN;
         event.data.fd = descriptor;
         if (::epoll_ctl(screen->events_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
-            return failure("cannot wait for keys and signals");
+            return screen_failure("cannot wait for keys and signals");
         }
     }
     for (const int signal : fault_signals)

@@ -8,7 +8,7 @@
 namespace percheron::tools {
 namespace {
 
-constexpr std::string_view gap = "  ";
+constexpr std::string_view cell_gap = "  ";
 constexpr std::size_t shortest_id = 8;
 
 struct Column {
@@ -63,7 +63,7 @@ std::vector<Chosen> choose(std::size_t room, const std::vector<RequestSample>& r
     for (int importance = 1; importance <= static_cast<int>(all_columns.size()); ++importance) {
         const auto column = std::find_if(all_columns.begin(), all_columns.end(),
                                          [&](const auto& c) { return c.importance == importance; });
-        const std::size_t more = column->columns + (used > 0 ? gap.size() : 0);
+        const std::size_t more = column->columns + (used > 0 ? cell_gap.size() : 0);
         if (used > 0 && used + more > room) break;
         taken[static_cast<std::size_t>(column - all_columns.begin())] = true;
         used += more;
@@ -96,7 +96,7 @@ template <class TextOf>
 std::string table_line(const std::vector<Chosen>& chosen, TextOf text_of) {
     std::string line;
     for (const Chosen& one : chosen) {
-        if (!line.empty()) line += gap;
+        if (!line.empty()) line += cell_gap;
         line += padded(text_of(*one.column), one);
     }
     return line;
