@@ -139,14 +139,15 @@ void PrefixDisk::store_blocks(Sequence& sequence, std::uint32_t fresh) {
     const std::uint32_t blocks = sequence.place.blocks();
     if (!sequence.keys.rooted()) sequence.keys = tier_->keys_of(sequence.cache_salt);
     sequence.keys.extend(sequence.prefix_text(), blocks);
-    std::uint32_t first = blocks;
-    while (first > 0 && !tier_->has_block(sequence.keys.behind(first)))
-        --first;
-    for (std::uint32_t block = first; block < blocks; ++block) {
-        const bool taken = tier_->offer_page(
-            sequence.keys.behind(block), block == 0, sequence.keys.behind(block + 1),
-            [&](std::span<std::byte> bytes) { caches_.read_page(sequence.pages[block], bytes); });
-        if (!taken) {
+    // One after the other, each once: files may be missing anywhere in the path.
+    for (std::uint32_t& block = sequence.blocks_on_disk; block < blocks; ++block) {
+        const cache::BlockKey& key = sequence.keys.behind(block + 1);
+        const bool kept = tier_->has_block(key) ||
+                          tier_->offer_page(sequence.keys.behind(block), block == 0, key,
+                                            [&](std::span<std::byte> bytes) {
+                                                caches_.read_page(sequence.pages[block], bytes);
+                                            });
+        if (!kept) {
             tier_->count_dropped(std::min(fresh, blocks - block));
             return;
         }

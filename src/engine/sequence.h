@@ -100,6 +100,7 @@ struct Sequence {
     std::vector<PageId> pages;
     std::optional<RequestSlot> slot;
     cache::BlockKeys keys;                   // of its blocks, for the files; empty: there are none
+    std::uint32_t blocks_on_disk = 0;        // of the first of them files are known or begun
     cache::PrefixPlace place;                // how far `pages` are a path of the prefix tree
     std::vector<CheckpointEdge> edges;       // ahead of `computed`, ascending
     Position latest_checkpoint = 0;          // made or hit on the way here
