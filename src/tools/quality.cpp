@@ -3,78 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
-#include <numeric>
 #include <span>
+#include <utility>
 
-#include "cache/cache_shape.h"
-#include "cache/cache_store.h"
-#include "model/network.h"
-#include "tools/devices.h"
 #include "tools/model_source.h"
+#include "tools/prompt_reader.h"
 
 namespace percheron::tools {
 namespace {
 
-constexpr std::size_t chunk_rows = ops::page_tokens;
-
-// A model that computes texts in steps of one page.
-class Reader {
-  public:
-    Status load(const std::filesystem::path& folder, const QualityOptions& options,
-                std::size_t longest) {
-        PERCHERON_ASSIGN(source_, open_model(folder, options.threads));
-        model::NetworkOptions rows;
-        rows.max_rows = rows.max_logit_rows = chunk_rows;
-        PERCHERON_ASSIGN(backend_,
-                         make_backend({options.device, options.threads, ops::Arithmetic::standard},
-                                      source_.config, chunk_rows));
-        PERCHERON_ASSIGN(network_,
-                         model::Network::load(source_.config, *source_.weights, *backend_, rows));
-        PERCHERON_ASSIGN(const DType kv_dtype,
-                         cache::kv_dtype_of("auto", ops::Arithmetic::standard));
-        const std::uint32_t pages = cache::pages_for(longest);
-        PERCHERON_ASSIGN(caches_,
-                         cache::CacheStore::create(cache::CacheShape::of(source_.config, kv_dtype),
-                                                   pages, 1, *backend_));
-        for (std::uint32_t page = 0; page < pages; ++page)
-            pages_.push_back(PageId(page));
-        return {};
-    }
-    std::size_t vocabulary() const { return source_.config.vocabulary; }
-
-    // Logits behind positions [first, first + count).
-    Result<std::span<const float>> step(std::span<const TokenId> ids, std::size_t first,
-                                        std::size_t count) {
-        ops::SequenceRows sequence;
-        sequence.row_count = sequence.commit_rows = static_cast<std::uint32_t>(count);
-        sequence.first_position = sequence.state_position = static_cast<Position>(first);
-        sequence.pages = pages_;
-        std::vector<std::uint32_t> rows(count);
-        std::iota(rows.begin(), rows.end(), 0u);
-        ops::RowBatch batch;
-        batch.numeric_class = ops::NumericClass::prefill;
-        batch.sequences = {&sequence, 1};
-        batch.tokens = ids.subspan(first, count);
-        batch.logit_rows = rows;
-        return network_->forward(batch, caches_->views());
-    }
-
-  private:
-    ModelSource source_;
-    std::unique_ptr<ops::Backend> backend_;
-    std::unique_ptr<model::Network> network_;
-    std::unique_ptr<cache::CacheStore> caches_;
-    std::vector<PageId> pages_;
-};
-
 // Logarithms of probabilities, in place of the logits.
 void normalise(std::span<const float> logits, std::vector<double>& out) {
-    const double largest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float logit : logits)
-        sum += std::exp(logit - largest);
-    const double normaliser = largest + std::log(sum);
+    const double normaliser = log_normaliser(logits);
     out.resize(logits.size());
     for (std::size_t v = 0; v < logits.size(); ++v)
         out[v] = logits[v] - normaliser;
@@ -160,7 +100,7 @@ KindQuality summarise(const std::string& kind, const std::vector<TextSums>& text
 
 class QualityComparison {
   public:
-    QualityComparison(Reader& source, Reader& other, const Tokenizer& tokenizer)
+    QualityComparison(PromptReader& source, PromptReader& other, const Tokenizer& tokenizer)
         : source_(source), other_(other), tokenizer_(tokenizer) {}
 
     Result<TextSums> run(std::span<const TokenId> ids,
@@ -168,11 +108,12 @@ class QualityComparison {
         TextSums sums;
         ByteTail tail(tokenizer_);
         const std::size_t positions = ids.size() - 1;
-        for (std::size_t first = 0; first < positions; first += chunk_rows) {
-            const std::size_t count = std::min(chunk_rows, positions - first);
+        const std::size_t width = source_.config().vocabulary;
+        const std::size_t rows = PromptReader::step_rows(width);
+        for (std::size_t first = 0; first < positions; first += rows) {
+            const std::size_t count = std::min(rows, positions - first);
             PERCHERON_ASSIGN(const auto source, source_.step(ids, first, count));
             PERCHERON_ASSIGN(const auto other, other_.step(ids, first, count));
-            const std::size_t width = source.size() / count;
             for (std::size_t row = 0; row < count; ++row) {
                 tail.append(ids[first + row]);
                 add(source.subspan(row * width, width), other.subspan(row * width, width),
@@ -208,8 +149,8 @@ class QualityComparison {
         sums.broken += tail.breaks(static_cast<TokenId>(second)) ? 1 : 0;
     }
 
-    Reader& source_;
-    Reader& other_;
+    PromptReader& source_;
+    PromptReader& other_;
     const Tokenizer& tokenizer_;
     std::vector<double> p_, q_;
 };
@@ -253,10 +194,14 @@ Result<std::vector<KindQuality>> compare_quality(const std::vector<CalibrationTe
         longest = std::max(longest, text.ids.size());
         total += text.ids.size() - 1;
     }
-    Reader source, other;
-    PERCHERON_TRY(source.load(options.source, options, longest));
-    PERCHERON_TRY(other.load(options.other, options, longest));
-    if (source.vocabulary() != other.vocabulary()) {
+    const DeviceOptions device{options.device, options.threads, ops::Arithmetic::standard};
+    const auto load = [&](const std::filesystem::path& folder) -> Result<PromptReader> {
+        PERCHERON_ASSIGN(ModelSource files, open_model(folder, options.threads));
+        return PromptReader::load(std::move(files), device, longest);
+    };
+    PERCHERON_ASSIGN(PromptReader source, load(options.source));
+    PERCHERON_ASSIGN(PromptReader other, load(options.other));
+    if (source.config().vocabulary != other.config().vocabulary) {
         return Error(
             ErrorCode::invalid_argument,
             options.other.string() + ": has another vocabulary than " + options.source.string());

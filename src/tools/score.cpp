@@ -1,42 +1,19 @@
 #include "tools/score.h"
 
 #include <algorithm>
-#include <cmath>
-#include <memory>
 #include <numeric>
 #include <span>
 
 #include <nlohmann/json.hpp>
 
-#include "cache/cache_shape.h"
-#include "cache/cache_store.h"
-#include "model/network.h"
-#include "tools/devices.h"
 #include "tools/model_source.h"
+#include "tools/prompt_reader.h"
 
 namespace percheron::tools {
 namespace {
 
 Error invalid(std::string sentence) {
     return Error(ErrorCode::invalid_argument, std::move(sentence));
-}
-
-// Positions a step: as many as keep the step's logits within 64 MiB, on the prefill grid.
-std::size_t step_rows(std::size_t vocabulary) {
-    constexpr std::size_t logit_bytes = std::size_t{64} << 20;
-    const std::size_t rows = logit_bytes / (vocabulary * sizeof(float));
-    return std::clamp<std::size_t>(rows / ops::page_tokens * ops::page_tokens, ops::page_tokens,
-                                   512);
-}
-
-// log of the sum of exponentials of the logits.
-double log_normaliser(std::span<const float> logits) {
-    const double largest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float logit : logits) {
-        sum += std::exp(logit - largest);
-    }
-    return largest + std::log(sum);
 }
 
 std::vector<std::pair<TokenId, double>> most_likely(std::span<const float> logits,
@@ -75,66 +52,15 @@ Status check_ids(const std::vector<std::vector<TokenId>>& sequences,
     return {};
 }
 
-// Scores sequences one after the other, in the same pages and slot.
-class Scorer {
-  public:
-    Scorer(model::Network& network, const cache::CacheStore& caches, std::uint32_t pages,
-           std::size_t rows, std::size_t top)
-        : network_(network), caches_(caches), rows_(rows), top_(top) {
-        for (std::uint32_t page = 0; page < pages; ++page) {
-            pages_.push_back(PageId(page));
-        }
+void read_row(std::span<const TokenId> ids, std::size_t position, std::span<const float> logits,
+              std::size_t top, SequenceScore& result) {
+    const double normaliser = log_normaliser(logits);
+    if (position + 1 < ids.size()) {
+        const auto next = static_cast<std::size_t>(to_int(ids[position + 1]));
+        result.logprobs.push_back(logits[next] - normaliser);
     }
-
-    Result<SequenceScore> score(std::span<const TokenId> ids,
-                                const std::function<void(std::size_t)>& computed) {
-        SequenceScore result;
-        for (std::size_t first = 0; first < ids.size(); first += rows_) {
-            const std::size_t count = std::min(rows_, ids.size() - first);
-            PERCHERON_ASSIGN(const auto logits, step(ids, first, count));
-            const std::size_t vocabulary = logits.size() / count;
-            for (std::size_t row = 0; row < count; ++row) {
-                read_row(ids, first + row, logits.subspan(row * vocabulary, vocabulary), result);
-            }
-            computed(count);
-        }
-        return result;
-    }
-
-  private:
-    Result<std::span<const float>> step(std::span<const TokenId> ids, std::size_t first,
-                                        std::size_t count) {
-        ops::SequenceRows rows;
-        rows.row_count = rows.commit_rows = static_cast<std::uint32_t>(count);
-        rows.first_position = rows.state_position = static_cast<Position>(first);
-        rows.pages = pages_;
-        logit_rows_.resize(count);
-        std::iota(logit_rows_.begin(), logit_rows_.end(), 0u);
-        ops::RowBatch batch;
-        batch.numeric_class = ops::NumericClass::prefill;
-        batch.sequences = {&rows, 1};
-        batch.tokens = ids.subspan(first, count);
-        batch.logit_rows = logit_rows_;
-        return network_.forward(batch, caches_.views());
-    }
-
-    void read_row(std::span<const TokenId> ids, std::size_t position, std::span<const float> logits,
-                  SequenceScore& result) const {
-        const double normaliser = log_normaliser(logits);
-        if (position + 1 < ids.size()) {
-            const auto next = static_cast<std::size_t>(to_int(ids[position + 1]));
-            result.logprobs.push_back(logits[next] - normaliser);
-        }
-        result.top.push_back(most_likely(logits, normaliser, top_));
-    }
-
-    model::Network& network_;
-    const cache::CacheStore& caches_;
-    std::size_t rows_;
-    std::size_t top_;
-    std::vector<PageId> pages_;
-    std::vector<std::uint32_t> logit_rows_;
-};
+    result.top.push_back(most_likely(logits, normaliser, top));
+}
 
 }  // namespace
 
@@ -170,39 +96,34 @@ Result<std::vector<std::vector<TokenId>>> parse_sequences(const std::string& jso
 
 Result<std::vector<SequenceScore>> score(const std::vector<std::vector<TokenId>>& sequences,
                                          const ScoreOptions& options) {
-    PERCHERON_ASSIGN(const ModelSource source, open_model(options.folder, options.threads));
-    const model::ModelConfig& config = source.config;
-    PERCHERON_TRY(check_ids(sequences, config));
-
-    model::NetworkOptions network_options;
-    network_options.max_rows = network_options.max_logit_rows = step_rows(config.vocabulary);
-    PERCHERON_ASSIGN(const auto backend,
-                     make_backend({options.device, options.threads, options.arithmetic}, config,
-                                  network_options.max_rows));
-    PERCHERON_ASSIGN(const auto network,
-                     model::Network::load(config, *source.weights, *backend, network_options));
-
+    PERCHERON_ASSIGN(ModelSource source, open_model(options.folder, options.threads));
+    PERCHERON_TRY(check_ids(sequences, source.config));
     std::size_t longest = 0;
     std::size_t total = 0;
     for (const auto& ids : sequences) {
         longest = std::max(longest, ids.size());
         total += ids.size();
     }
-    PERCHERON_ASSIGN(const DType kv_dtype, cache::kv_dtype_of("auto", options.arithmetic));
-    const std::uint32_t pages = cache::pages_for(longest);
     PERCHERON_ASSIGN(
-        const auto caches,
-        cache::CacheStore::create(cache::CacheShape::of(config, kv_dtype), pages, 1, *backend));
-
-    Scorer scorer(*network, *caches, pages, network_options.max_rows, options.top);
+        PromptReader reader,
+        PromptReader::load(std::move(source), {options.device, options.threads, options.arithmetic},
+                           longest));
+    const std::size_t vocabulary = reader.config().vocabulary;
+    const std::size_t rows = PromptReader::step_rows(vocabulary);
     std::vector<SequenceScore> scores;
     std::size_t done = 0;
     for (const auto& ids : sequences) {
-        PERCHERON_ASSIGN(SequenceScore one, scorer.score(ids, [&](std::size_t count) {
+        SequenceScore& one = scores.emplace_back();
+        for (std::size_t first = 0; first < ids.size(); first += rows) {
+            const std::size_t count = std::min(rows, ids.size() - first);
+            PERCHERON_ASSIGN(const auto logits, reader.step(ids, first, count));
+            for (std::size_t row = 0; row < count; ++row) {
+                read_row(ids, first + row, logits.subspan(row * vocabulary, vocabulary),
+                         options.top, one);
+            }
             done += count;
             if (options.progress) options.progress(done, total);
-        }));
-        scores.push_back(std::move(one));
+        }
     }
     return scores;
 }

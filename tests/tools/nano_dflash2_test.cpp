@@ -16,6 +16,7 @@
 #include "core/logging.h"
 #include "engine/fake_grammar.h"
 #include "engine/reply_collector.h"
+#include "tools/drafted_replies.h"
 #include "tools/drafter_files.h"
 #include "tools/nano_model.h"
 #include "tools/synth.h"
@@ -26,9 +27,7 @@ namespace {
 using checkpoint::test::TemporaryFolder;
 using engine::MemoryPlan;
 using engine::StepRecord;
-using engine::testing::CollectedReply;
 using engine::testing::FakeGrammar;
-using engine::testing::ReplyCollector;
 using ::testing::HasSubstr;
 
 class WarningKeeper final : public LogSink {
@@ -126,46 +125,6 @@ class NanoDflash2 : public NanoModel {
         return result;
     }
 
-    struct Replies {
-        std::vector<std::vector<TokenId>> tokens;
-        std::uint32_t rounds = 0, drafted = 0, accepted = 0;
-        std::uint32_t deepest = 0;  // positions of a round that were ever accepted
-        std::uint32_t cached = 0;
-        std::size_t generated = 0;
-    };
-    static Replies run(Engine& engine, const std::vector<GenerationRequest>& requests,
-                       bool together = true) {
-        ReplyCollector collector;
-        std::vector<RequestId> ids;
-        std::size_t choices = 0;
-        for (const GenerationRequest& request : requests) {
-            ids.push_back(engine.submit(request, collector).value());
-            choices += request.choices;
-            if (!together) collector.wait_for(choices);
-        }
-        collector.wait_for(choices);
-        EXPECT_EQ(collector.complaint(), "");
-        Replies replies;
-        for (std::size_t i = 0; i < requests.size(); ++i) {
-            for (std::uint32_t choice = 0; choice < requests[i].choices; ++choice) {
-                const CollectedReply reply = collector.reply(ids[i], choice);
-                const ChoiceStatistics& statistics = reply.finished->statistics;
-                EXPECT_NE(reply.finished->reason, FinishReason::failed);
-                replies.tokens.push_back(reply.tokens);
-                replies.generated += reply.tokens.size();
-                replies.rounds += statistics.draft_rounds;
-                replies.drafted += statistics.drafted_tokens;
-                replies.accepted += statistics.accepted_tokens;
-                replies.cached += statistics.cached_tokens;
-                const auto& positions = statistics.accepted_per_position;
-                for (std::uint32_t p = 0; p < positions.size(); ++p) {
-                    if (positions[p] > 0) replies.deepest = std::max(replies.deepest, p + 1);
-                }
-            }
-        }
-        return replies;
-    }
-
     static bool drafts_here() {
         const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
         return device == nullptr || std::string(device) == "cpu";
@@ -181,7 +140,7 @@ TEST_F(NanoDflash2, RandomDraftersChangeNoId) {
     const std::vector<GenerationRequest> asked = requests(130);
     DraftWish off;
     off.proposer = "off";
-    const Replies expected = run(*load(off), asked, false);
+    const DraftedReplies expected = run_drafted(*load(off), asked, false);
     EXPECT_GT(expected.generated, 1000u);
     for (std::uint32_t depth = 1; depth <= 7; ++depth) {
         DraftWish drafting = wish(random_drafter(depth % 2 == 1 ? "reference" : "full"), depth);
@@ -192,7 +151,7 @@ TEST_F(NanoDflash2, RandomDraftersChangeNoId) {
             wide += record.sequences >= 4 && record.drafts >= 4 * depth ? 1 : 0;
         });
         const bool alone = depth == 3;
-        const Replies drafted = run(*engine, asked, !alone);
+        const DraftedReplies drafted = run_drafted(*engine, asked, !alone);
         EXPECT_EQ(drafted.tokens, expected.tokens) << depth;
         EXPECT_GT(drafted.rounds, 900u) << depth;
         // Near a reply's end a round may be shorter.
@@ -210,20 +169,20 @@ TEST_F(NanoDflash2, ACountedDrafterIsOftenRightAndChangesNoId) {
     const std::vector<GenerationRequest> asked = requests(130);
     DraftWish off;
     off.proposer = "off";
-    const Replies expected = run(*load(off), asked);
+    const DraftedReplies expected = run_drafted(*load(off), asked);
     const TemporaryFolder folders;
     std::map<std::string, std::vector<float>> values;
     const auto drafter = counted_drafter(config(), values, expected.tokens);
     write_drafter(folders.path() / "counted", drafter, values);
     for (const std::uint32_t depth : {3u, 7u}) {
         const auto engine = load(wish(folders.path() / "counted", depth));
-        const Replies drafted = run(*engine, asked);
+        const DraftedReplies drafted = run_drafted(*engine, asked);
         EXPECT_EQ(drafted.tokens, expected.tokens);
         EXPECT_GT(drafted.accepted, drafted.rounds / 5);
         EXPECT_GE(drafted.deepest, 3u);
         EXPECT_LT(drafted.accepted, drafted.drafted);
         // Once more from what the prefix cache holds.
-        const Replies again = run(*engine, asked);
+        const DraftedReplies again = run_drafted(*engine, asked);
         EXPECT_EQ(again.tokens, expected.tokens);
         EXPECT_GT(again.cached, 500u);
         EXPECT_GT(again.accepted, drafted.accepted * 9 / 10);
@@ -233,7 +192,7 @@ TEST_F(NanoDflash2, ACountedDrafterIsOftenRightAndChangesNoId) {
     for (const char* const proposer : {"dflash2", "auto"}) {
         DraftWish free = wish(folders.path() / "counted", {});
         free.proposer = proposer;
-        EXPECT_EQ(run(*load(free), asked).tokens, expected.tokens) << proposer;
+        EXPECT_EQ(run_drafted(*load(free), asked).tokens, expected.tokens) << proposer;
     }
 }
 
@@ -255,8 +214,9 @@ TEST_F(NanoDflash2, AnImageInThePromptIsDraftedBehind) {
     asked.images = {image};
     DraftWish off;
     off.proposer = "off";
-    const Replies expected = run(*load(off), {asked});
-    const Replies drafted = run(*load(wish(random_drafter("reference"), 4)), {asked});
+    const DraftedReplies expected = run_drafted(*load(off), {asked});
+    const DraftedReplies drafted =
+        run_drafted(*load(wish(random_drafter("reference"), 4)), {asked});
     EXPECT_EQ(drafted.tokens, expected.tokens);
     EXPECT_GT(drafted.rounds, 40u);
 }
@@ -274,8 +234,8 @@ TEST_F(NanoDflash2, BeyondTheDraftersLimitNothingIsDrafted) {
                                                   request(random, 300, 60)};
     DraftWish off;
     off.proposer = "off";
-    const Replies expected = run(*load(off), asked);
-    const Replies drafted = run(*load(wish(folders.path() / "short", 4)), asked);
+    const DraftedReplies expected = run_drafted(*load(off), asked);
+    const DraftedReplies drafted = run_drafted(*load(wish(folders.path() / "short", 4)), asked);
     EXPECT_EQ(drafted.tokens, expected.tokens);
     EXPECT_GT(drafted.rounds, 30u);
     EXPECT_LT(drafted.rounds, 61u);

@@ -15,14 +15,13 @@
 #include "core/logging.h"
 #include "engine/reply_collector.h"
 #include "text/tokenizer.h"
+#include "tools/drafted_replies.h"
 #include "tools/nano_model.h"
 
 namespace percheron::tools {
 namespace {
 
 using engine::StepRecord;
-using engine::testing::CollectedReply;
-using engine::testing::ReplyCollector;
 
 class NanoDraft : public NanoModel {
   protected:
@@ -66,44 +65,6 @@ class NanoDraft : public NanoModel {
         return result;
     }
 
-    struct Replies {
-        std::vector<std::vector<TokenId>> tokens;
-        std::uint32_t rounds = 0;
-        std::uint32_t drafted = 0;
-        std::uint32_t accepted = 0;
-        std::uint32_t first_accepted = 0;  // of the first draft of a round
-        std::size_t generated = 0;
-    };
-    static Replies run(Engine& engine, const std::vector<GenerationRequest>& requests,
-                       bool together) {
-        ReplyCollector collector;
-        std::vector<RequestId> ids;
-        std::size_t choices = 0;
-        for (const GenerationRequest& request : requests) {
-            ids.push_back(engine.submit(request, collector).value());
-            choices += request.choices;
-            if (!together) collector.wait_for(choices);
-        }
-        collector.wait_for(choices);
-        EXPECT_EQ(collector.complaint(), "");
-        Replies replies;
-        for (std::size_t i = 0; i < requests.size(); ++i) {
-            for (std::uint32_t choice = 0; choice < requests[i].choices; ++choice) {
-                const CollectedReply reply = collector.reply(ids[i], choice);
-                replies.tokens.push_back(reply.tokens);
-                const ChoiceStatistics& statistics = reply.finished->statistics;
-                replies.rounds += statistics.draft_rounds;
-                replies.drafted += statistics.drafted_tokens;
-                replies.accepted += statistics.accepted_tokens;
-                replies.generated += reply.tokens.size();
-                if (!statistics.accepted_per_position.empty()) {
-                    replies.first_accepted += statistics.accepted_per_position[0];
-                }
-            }
-        }
-        return replies;
-    }
-
     static bool has_mtp() {
         const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
         return device == nullptr || std::string(device) == "cpu";
@@ -113,7 +74,7 @@ class NanoDraft : public NanoModel {
 TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
     const tests::QuietLog quiet;
     const std::vector<GenerationRequest> asked = requests(130);
-    const Replies expected = run(*load({"off", {}}), asked, false);
+    const DraftedReplies expected = run_drafted(*load({"off", {}}), asked, false);
     EXPECT_GT(expected.generated, 1000u);
     EXPECT_EQ(expected.rounds, 0u);
     std::vector<DraftWish> wishes = {{"copy", 1}, {"copy", 6}, {"auto", 4}, {"auto", {}}};
@@ -131,7 +92,7 @@ TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
         for (const bool together : {true, false}) {
             // Alone for some settings only: the batch is the harder case.
             if (!together && wish.depth != 4) continue;
-            const Replies drafted = run(*engine, asked, together);
+            const DraftedReplies drafted = run_drafted(*engine, asked, together);
             EXPECT_EQ(drafted.tokens, expected.tokens) << what;
             if (!wish.depth) continue;  // may have found that drafting does not pay
             EXPECT_GT(drafted.rounds, 50u) << what;
@@ -165,7 +126,7 @@ TEST_F(NanoDraft, TheFirstDraftOfTheModelsOwnLayerIsMostlyRight) {
             request.sampling.seed = seed;
             request.choices = 1;
         }
-        const Replies drafted = run(*load({"mtp", 2}), asked, true);
+        const DraftedReplies drafted = run_drafted(*load({"mtp", 2}), asked, true);
         const double first = double(drafted.first_accepted) / drafted.rounds;
         EXPECT_GT(first, temperature == 0 ? 0.6 : 0.4) << "T = " << temperature;
         EXPECT_LT(first, 1.0);
@@ -188,10 +149,10 @@ TEST_F(NanoDraft, AnImageInThePromptIsDraftedBehind) {
     const TokenId placeholder = checkpoint::read_config(folder()).value().image_token;
     asked[0].prompt.insert(asked[0].prompt.begin() + 3, image.count, placeholder);
     asked[0].images = {image};
-    const Replies expected = run(*load({"off", {}}), asked, true);
+    const DraftedReplies expected = run_drafted(*load({"off", {}}), asked, true);
     for (const char* proposer : {"mtp", "copy"}) {
         if (proposer == std::string("mtp") && !has_mtp()) continue;
-        const Replies drafted = run(*load({proposer, 3}), asked, true);
+        const DraftedReplies drafted = run_drafted(*load({proposer, 3}), asked, true);
         EXPECT_EQ(drafted.tokens, expected.tokens) << proposer;
         EXPECT_GT(drafted.rounds, 0u) << proposer;
     }
@@ -206,10 +167,10 @@ TEST_F(NanoDraft, CopiesOfALongTextGoSeveralTokensARound) {
     request.sampling.temperature = 0;
     request.max_tokens = 100;
     request.ignore_eos = true;
-    const Replies drafted = run(*load({"copy", 8}), {request}, true);
+    const DraftedReplies drafted = run_drafted(*load({"copy", 8}), {request}, true);
     EXPECT_GE(drafted.generated, 100u);
     EXPECT_GE(drafted.drafted, 4 * drafted.rounds);
-    EXPECT_EQ(drafted.tokens, run(*load({"off", {}}), {request}, true).tokens);
+    EXPECT_EQ(drafted.tokens, run_drafted(*load({"off", {}}), {request}, true).tokens);
 }
 
 TEST(DraftChoice, NamesWhatCannotBe) {
