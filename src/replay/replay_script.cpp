@@ -97,7 +97,9 @@ class StepReader {
             return {};
         }
         if (piece.is_object() && piece.size() == 1) {
-            const auto& [key, value] = *piece.items().begin();
+            const auto only = piece.begin();
+            const std::string& key = only.key();
+            const Json& value = only.value();
             if (key == "plain" && value.is_string()) {
                 extend(tokens, tokenizer_.encode(value.get_ref<const std::string&>()));
                 return {};

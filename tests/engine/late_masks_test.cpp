@@ -116,8 +116,8 @@ TEST(LateMasks, WhoWaitsForOneCanBeCancelledAndTheEngineEnds) {
     Gate gate;
     {
         LocalEngineOptions options = fake_options(60, 4);
+        ReplyCollector collector;  // outlives the engine, which ends what runs
         const auto engine = make_fake_engine(options);
-        ReplyCollector collector;
         GenerationRequest slow = request_of(random, 90, 60);
         slow.grammar =
             std::make_shared<SlowGrammar>(fake_grammar(5, 50), [&](std::size_t) { gate.pass(); });

@@ -32,6 +32,7 @@ inline GrammarCompilerOptions nano_options() {
     GrammarCompilerOptions options;
     options.vocabulary = nano_tokenizer().size();
     options.stop_tokens = nano_stops();
+    options.token_seconds = 60;  // a sanitizer takes twenty times as long
     return options;
 }
 

@@ -29,6 +29,25 @@ void* operator new(std::size_t size) {
 void* operator new(std::size_t size, std::align_val_t alignment) {
     return percheron::tests::allocate(size, static_cast<std::size_t>(alignment));
 }
+// The library's own would do for these, but a sanitizer's do not go through those above.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+    return percheron::tests::allocate(size, 16);
+}
+void* operator new(std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+    return percheron::tests::allocate(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size) {
+    return percheron::tests::allocate(size, 16);
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+    return percheron::tests::allocate(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+    return percheron::tests::allocate(size, 16);
+}
+void* operator new[](std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+    return percheron::tests::allocate(size, static_cast<std::size_t>(alignment));
+}
 void operator delete(void* memory) noexcept {
     std::free(memory);
 }
@@ -39,5 +58,29 @@ void operator delete(void* memory, std::align_val_t) noexcept {
     std::free(memory);
 }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t, const std::nothrow_t&) noexcept {
     std::free(memory);
 }
