@@ -49,7 +49,10 @@ std::vector<CheckpointEdge> checkpoint_edges(const Sequence& sequence, Position 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), cache_(options.pages, options.checkpoints), slots_(options.max_running) {
+    : options_(options),
+      cache_(options.pages, options.checkpoints),
+      slots_(options.max_running),
+      prefill_order_(options.max_running, options.prefill_rows, options.prefill_slice) {
     assert(options.prefill_rows >= grid && options.prefill_rows % grid == 0);
     assert(options.decode_rows >= options.max_running && options.refeed_rows >= 1);
     assert(options.decode_share >= 0 && options.decode_share < 1);
@@ -78,10 +81,24 @@ void Scheduler::plan(StepPlan& plan) {
         decode_owed_ = 0;
     }
     if (prefill && !(decode && decode_owed_ > 0)) {
-        plan_prefill(plan, prefill_row_limit(decode));
-    } else if (decode) {
+        const std::uint32_t rows = prefill_row_limit(decode);
+        plan_prefill(plan, prefill_order_.choose(running_, rows), rows);
+    } else if (!(prefill && plan_short_prefill(plan)) && decode) {
         plan_decode(plan);
     }
+}
+
+// S9: a prompt that takes a moment does not wait for the decode steps that a long one owes, as long
+// as little more is owed than one slice of prefill owes.
+bool Scheduler::plan_short_prefill(StepPlan& plan) {
+    const double share = options_.decode_share;
+    const double most = 1.25 * options_.prefill_slice * share / (1 - share);
+    if (decode_owed_ > most) {
+        return false;
+    }
+    const std::uint32_t rows = prefill_order_.rows_of(prefill_order_.short_slice());
+    plan_prefill(plan, prefill_order_.choose_short(running_), rows);
+    return !plan.rows.empty();
 }
 
 // A running sequence always owns the pages of its next step; the pool running dry costs the last in
@@ -227,13 +244,11 @@ void Scheduler::plan_decode(StepPlan& plan) const {
     }
 }
 
-void Scheduler::plan_prefill(StepPlan& plan, std::uint32_t row_limit) const {
+void Scheduler::plan_prefill(StepPlan& plan, std::span<Sequence* const> prompts,
+                             std::uint32_t row_limit) {
     plan.numeric_class = ops::NumericClass::prefill;
     std::uint32_t left = row_limit;
-    for (const auto& sequence : running_) {
-        if (!sequence->prefilling()) {
-            continue;
-        }
+    for (Sequence* const sequence : prompts) {
         const std::uint32_t missing = sequence->prompt_tokens - sequence->computed;
         std::uint32_t count = missing <= left ? missing : left / grid * grid;  // S2
         if (!sequence->edges.empty()) {
@@ -244,21 +259,13 @@ void Scheduler::plan_prefill(StepPlan& plan, std::uint32_t row_limit) const {
         }
         const bool first_time = sequence->generated() == 0;
         plan.rows.push_back(
-            {sequence.get(), sequence->computed, count, 0, count == missing && first_time});
+            {sequence, sequence->computed, count, 0, count == missing && first_time});
         left -= count;
     }
 }
 
 std::uint32_t Scheduler::prefill_row_limit(bool others_decode) const {
-    if (!others_decode) {
-        return options_.prefill_rows;
-    }
-    if (seconds_per_prefill_row_ == 0) {
-        return grid;
-    }
-    const double rows = options_.prefill_slice / seconds_per_prefill_row_;
-    const double whole = std::clamp<double>(rows, grid, options_.prefill_rows);
-    return static_cast<std::uint32_t>(whole) / grid * grid;
+    return others_decode ? prefill_order_.rows_of(options_.prefill_slice) : options_.prefill_rows;
 }
 
 std::uint32_t Scheduler::reserve(Sequence& sequence, std::uint32_t positions) {
@@ -283,7 +290,13 @@ void Scheduler::commit(StepPlan& plan, double seconds) {
         planned.sequence->computed += planned.count - planned.drafts;
         planned.sequence->pending = 0;
         rows += planned.count;
-        if (plan.numeric_class == ops::NumericClass::prefill && uses_cache(*planned.sequence)) {
+        if (plan.numeric_class != ops::NumericClass::prefill) {
+            continue;
+        }
+        if (!plan.background) {
+            prefill_order_.add_rows(*planned.sequence, planned.count);
+        }
+        if (uses_cache(*planned.sequence)) {
             leave_in_cache(*planned.sequence, plan);
         }
     }
@@ -293,9 +306,7 @@ void Scheduler::commit(StepPlan& plan, double seconds) {
     }
     const double share = options_.decode_share;
     decode_owed_ += seconds * share / (1 - share);
-    const double per_row = seconds / rows;
-    seconds_per_prefill_row_ =
-        seconds_per_prefill_row_ == 0 ? per_row : 0.7 * seconds_per_prefill_row_ + 0.3 * per_row;
+    prefill_order_.add_time(rows, seconds);
 }
 
 // What a chunk leaves behind: its full blocks, and at its end perhaps a checkpoint.

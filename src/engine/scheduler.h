@@ -14,6 +14,7 @@
 
 #include "cache/pools.h"
 #include "cache/prefix_cache.h"
+#include "engine/prefill_order.h"
 #include "engine/sequence_order.h"
 #include "ops/batch.h"
 
@@ -27,7 +28,7 @@ struct SchedulerOptions {
     std::uint32_t refeed_rows = 8;     // of one sequence that re-computes what it had generated
     std::uint32_t draft_rows = 0;      // of drafts in a decode step, over all sequences
     double decode_share = 0.5;         // of the time while both classes have work; below 1
-    double prefill_slice = 0.1;        // seconds of a prefill step while others decode
+    double prefill_slice = 0.08;       // seconds of a prefill step while others decode
     std::uint32_t checkpoints = 0;     // of the prefix cache; 0: there is none
 };
 
@@ -125,7 +126,9 @@ class Scheduler {
     void grow_decoding(StepPlan& plan);
     void admit(StepPlan& plan);
     void plan_decode(StepPlan& plan) const;
-    void plan_prefill(StepPlan& plan, std::uint32_t row_limit) const;
+    bool plan_short_prefill(StepPlan& plan);
+    static void plan_prefill(StepPlan& plan, std::span<Sequence* const> prompts,
+                             std::uint32_t row_limit);
     void plan_background(StepPlan& plan);
     bool admit_one(Sequence& sequence, StepPlan& plan);
     bool take_place(Sequence& sequence, std::uint32_t most_blocks, std::uint32_t headroom,
@@ -143,8 +146,8 @@ class Scheduler {
     Sequences waiting_;  // by priority, then arrival
     Sequences running_;  // the same order
     Sequence* background_ = nullptr;
-    double decode_owed_ = 0;              // seconds of decoding before the next prefill step
-    double seconds_per_prefill_row_ = 0;  // moving average; 0: not measured yet
+    PrefillOrder prefill_order_;
+    double decode_owed_ = 0;  // seconds of decoding before the next prefill step
 };
 
 }  // namespace percheron::engine

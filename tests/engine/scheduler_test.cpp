@@ -285,5 +285,147 @@ TEST(Scheduler, ANewcomerNeverWaitsForAGeneration) {
     }
 }
 
+// Plays time: a prompt row takes a millisecond, a decode step twenty.
+class Clockwork {
+  public:
+    explicit Clockwork(const SchedulerOptions& options) : scheduler(options) {}
+
+    // Streams that decode, and the rate measured.
+    void start_streams(std::uint64_t count) {
+        for (std::uint64_t arrival = 1; arrival <= count; ++arrival)
+            scheduler.add(make_sequence(arrival, 64, 1'000'000));
+        for (int i = 0; i < 20; ++i)
+            step();
+    }
+
+    void step() {
+        scheduler.plan(plan);
+        double seconds = 0.02;
+        if (plan.numeric_class == ops::NumericClass::prefill) {
+            seconds = 0;
+            for (const PlannedRows& planned : plan.rows) {
+                seconds += planned.count * 0.001;
+                rows_of[planned.sequence->arrival] += planned.count;
+            }
+            silence += seconds;
+        } else {
+            decoded += seconds;
+            longest_silence = std::max(longest_silence, silence);
+            silence = 0;
+        }
+        now += seconds;
+        scheduler.commit(plan, seconds);
+        for (const PlannedRows& planned : plan.rows) {
+            if (!planned.wants_token) continue;
+            planned.sequence->tokens.push_back(TokenId(1));
+            first_token.emplace(planned.sequence->arrival, now);
+            if (planned.sequence->generated() >= planned.sequence->token_limit)
+                scheduler.remove(*planned.sequence);
+        }
+    }
+
+    Scheduler scheduler;
+    StepPlan plan;
+    double now = 0;
+    double decoded = 0;
+    double silence = 0;  // of the streams
+    double longest_silence = 0;
+    std::map<std::uint64_t, std::uint32_t> rows_of;
+    std::map<std::uint64_t, double> first_token;
+};
+
+// S9: whoever asks for little gets it beside long prompts and streams, after the step under way.
+TEST(Scheduler, ANewcomerNeverWaitsForALongPrompt) {
+    std::mt19937 random(9);
+    const auto between = [&](std::uint32_t low, std::uint32_t high) {
+        return std::uniform_int_distribution<std::uint32_t>(low, high)(random);
+    };
+    for (const std::uint64_t streams : {0, 1, 4}) {
+        SchedulerOptions options;
+        options.pages = 20000;
+        options.max_running = 12;
+        options.prefill_slice = 0.4;  // 400 rows; a quarter is 100, 64 on the grid
+        Clockwork clockwork(options);
+        clockwork.start_streams(streams);
+        std::uint64_t arrival = streams;
+        for (int i = 0; i < 3; ++i)
+            clockwork.scheduler.add(make_sequence(++arrival, between(200'000, 300'000), 1));
+        clockwork.longest_silence = 0;
+        for (int newcomer = 0; newcomer < 60; ++newcomer) {
+            for (std::uint32_t steps = between(3, 40); steps > 0; --steps)
+                clockwork.step();
+            const double came = clockwork.now;
+            clockwork.scheduler.add(make_sequence(++arrival, between(1, 64), 1));
+            while (!clockwork.first_token.contains(arrival))
+                clockwork.step();
+            // Its own rows, and perhaps one decode step.
+            EXPECT_LE(clockwork.first_token[arrival] - came, 0.064 + 0.02 + 1e-9) << newcomer;
+        }
+        EXPECT_LE(clockwork.longest_silence, 1.5 * options.prefill_slice);
+    }
+}
+
+// S9: newcomers without end leave the first in line half of the prompt rows, and streams their
+// share.
+TEST(Scheduler, TheFirstInLineKeepsHalfOfTheRows) {
+    std::mt19937 random(10);
+    const auto between = [&](std::uint32_t low, std::uint32_t high) {
+        return std::uniform_int_distribution<std::uint32_t>(low, high)(random);
+    };
+    for (const std::uint32_t longest : {64, 300, 3000}) {
+        SchedulerOptions options;
+        options.pages = 20000;
+        options.max_running = 12;
+        options.prefill_slice = 0.4;
+        Clockwork clockwork(options);
+        clockwork.start_streams(2);
+        const double decoded = clockwork.decoded;
+        const double begin = clockwork.now;
+        constexpr std::uint64_t first = 3;
+        clockwork.scheduler.add(make_sequence(first, 1'000'000, 1));
+        std::uint64_t arrival = first;
+        std::uint32_t others = 0;
+        for (int i = 0; i < 4000; ++i) {
+            while (clockwork.scheduler.waiting() + clockwork.scheduler.running() < 9)
+                clockwork.scheduler.add(make_sequence(++arrival, between(1, longest), 1));
+            clockwork.step();
+            others = 0;
+            for (const auto& [who, rows] : clockwork.rows_of)
+                others += who > first ? rows : 0;
+            ASSERT_LE(others, clockwork.rows_of[first] + 4 * options.prefill_rows) << i;
+        }
+        EXPECT_GT(others, 20'000u);
+        EXPECT_GT(2 * others, clockwork.rows_of[first]);
+        const double time = clockwork.now - begin;
+        EXPECT_GE((clockwork.decoded - decoded) / time, options.decode_share * 0.98);
+    }
+}
+
+// S9: of prompts that came together the shortest rest is computed first.
+TEST(Scheduler, TheShortestRestGoesFirst) {
+    std::mt19937 random(11);
+    for (int round = 0; round < 20; ++round) {
+        SchedulerOptions options;
+        options.pages = 20000;
+        options.max_running = 12;
+        Clockwork clockwork(options);
+        std::map<std::uint64_t, std::uint32_t> length;
+        for (std::uint64_t arrival = 1; arrival <= 12; ++arrival) {
+            // The first in line has the longest, so that it is the same one all the time.
+            length[arrival] = arrival == 1 ? 100'000 : 1 + random() % 5000;
+            clockwork.scheduler.add(make_sequence(arrival, length[arrival], 1));
+        }
+        while (!clockwork.scheduler.idle())
+            clockwork.step();
+        for (const auto& [arrival, time] : clockwork.first_token) {
+            for (const auto& [other, other_time] : clockwork.first_token) {
+                if (length[other] < length[arrival]) {
+                    EXPECT_LE(other_time, time) << length[other] << " " << length[arrival];
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace percheron::engine
