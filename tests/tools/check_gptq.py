@@ -14,6 +14,8 @@ def read(path):
     length = int.from_bytes(data[:8], "little")
     tensors = {}
     for name, entry in json.loads(data[8:8 + length]).items():
+        if name == "__metadata__":
+            continue
         first, last = entry["data_offsets"]
         tensors[name] = np.frombuffer(data[8 + length + first:8 + length + last], np.float32).reshape(entry["shape"])
     return tensors
