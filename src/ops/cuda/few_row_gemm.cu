@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/weight_stream.cuh"
@@ -72,6 +73,36 @@ __device__ inline GroupUnit group_unit(const Launch& launch, int unit) {
     return {group, unit - group * launch.units};
 }
 
+// What a block knows of a unit of the experts' products, so that between two units no read of
+// global memory is waited for.  A ring: entries behind the first ones come in while units are
+// computed.
+constexpr int listed_units = 64, listed_ahead = listed_units / 2;
+struct ListedUnit {
+    const std::uint8_t* weight[2];
+    float scale[2];
+    int count;  // of the group's pairs
+    std::uint16_t pair[expert_group_rows];
+    std::uint16_t x_row[expert_group_rows];  // places past the count repeat the last one
+};
+constexpr int listing_threads = 4;  // of an entry
+
+template <bool swiglu>
+__device__ inline void list_unit(const Launch& launch, int unit, int part, ListedUnit& entry) {
+    const ExpertGroup pairs = launch.groups[group_unit(launch, unit).group];
+    if (part < 2) {
+        entry.weight[part] = launch.expert_weights[swiglu ? part : 0][pairs.expert];
+        entry.scale[part] = launch.expert_scales[part][pairs.expert];
+    }
+    if (part == 2) entry.count = pairs.count;
+#pragma unroll
+    for (int i = part; i < expert_group_rows; i += listing_threads) {
+        const auto pair =
+            static_cast<int>(launch.pair_order[pairs.first + min(i, pairs.count - 1)]);
+        entry.pair[i] = static_cast<std::uint16_t>(pair);
+        entry.x_row[i] = static_cast<std::uint16_t>(pair / launch.pairs_per_row);
+    }
+}
+
 // The segment of a unit; units only grow, so the search goes on from the last one.
 __device__ inline int segment_of(const Launch& launch, int segment, int unit) {
     while (segment + 1 < launch.segment_count && unit >= launch.segments[segment + 1].first_unit)
@@ -112,9 +143,11 @@ __global__ void __launch_bounds__(
     few_row_kernel(const __grid_constant__ Launch launch) {
     constexpr int block_size = block_bytes(format);
     constexpr int unit_tiles = m_tiles * serial;  // of a group of warps
+    static_assert(!grouped || n_tiles == 1);
     constexpr int warp_sums = unit_tiles * n_tiles * 128;
 
     extern __shared__ __align__(16) std::uint8_t shared[];
+    [[maybe_unused]] __shared__ ListedUnit listed[grouped ? listed_units : 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr int stage_bytes = stage_blocks * block_size;
     constexpr int slot_bytes = stage_bytes * m_tiles;
@@ -147,18 +180,21 @@ __global__ void __launch_bounds__(
 
     // ---- the copying side: up to `depth` stages ahead of the computing side, through all units
     int copy_unit = blockIdx.x, copy_segment = 0, copy_serial = 0, copy_left = 0;
+    [[maybe_unused]] int copy_entry = 0;
     const std::uint8_t* copy_from[m_tiles];
-    const auto copy_next = [&](int slot) {
+    const auto copy_next = [&](int slot, [[maybe_unused]] auto units_are_listed) {
         if (copy_unit >= units) {
             ring.fill_nothing();
             return;
         }
         if (copy_left == 0) {
-            int unit_of_matrix = copy_unit, expert = 0;
+            int unit_of_matrix = copy_unit;
+            [[maybe_unused]] int expert = 0;
             if constexpr (grouped) {
                 const GroupUnit own = group_unit(launch, copy_unit);
-                expert =
-                    own.group == first_unit.group ? first_expert : launch.groups[own.group].expert;
+                if constexpr (!units_are_listed)
+                    expert = own.group == first_unit.group ? first_expert
+                                                           : launch.groups[own.group].expert;
                 unit_of_matrix = own.unit;
             } else {
                 copy_segment = segment_of(launch, copy_segment, copy_unit);
@@ -171,7 +207,9 @@ __global__ void __launch_bounds__(
                 // Tiles past the end repeat the last one; their results are not stored.
                 const int tile = min(swiglu ? local : local * unit_tiles + of_unit, s.tiles - 1);
                 const std::uint8_t* matrix;
-                if constexpr (grouped)
+                if constexpr (grouped && units_are_listed)
+                    matrix = listed[copy_entry % listed_units].weight[swiglu ? of_unit : 0];
+                else if constexpr (grouped)
                     matrix = launch.expert_weights[swiglu ? of_unit : 0][expert];
                 else
                     matrix = s.weight[swiglu ? of_unit : 0];
@@ -189,26 +227,40 @@ __global__ void __launch_bounds__(
         if (copy_left == 0 && ++copy_serial == serial) {
             copy_serial = 0;
             copy_unit += gridDim.x;
+            ++copy_entry;
         }
     };
     for (int slot = 0; slot < launch.depth; ++slot)
-        copy_next(slot);
+        copy_next(slot, std::false_type());
 
+    if constexpr (grouped) {
+        static_assert(threads == listed_units * listing_threads);
+        const int entry = threadIdx.x / listing_threads;
+        const int unit = blockIdx.x + entry * gridDim.x;
+        if (unit < units)
+            list_unit<swiglu>(launch, unit, threadIdx.x % listing_threads, listed[entry]);
+    }
     if (!grouped || launch.choice_is_older) wait_for_previous_kernel();
     let_next_kernel_start();
+    if constexpr (grouped) __syncthreads();
 
     // ---- the computing side
     const UnpackConstants constants;
     int segment = 0, parity = 0, slot = 0, phase = 0;
+    [[maybe_unused]] int entry = 0;
     const int first_row = blockIdx.y * 8 * n_tiles;
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
         int unit_of_matrix = unit, rows = launch.rows;
-        ExpertGroup pairs = {};
+        [[maybe_unused]] const ListedUnit& own = listed[grouped ? entry++ % listed_units : 0];
         if constexpr (grouped) {
-            const GroupUnit own = group_unit(launch, unit);
-            pairs = launch.groups[own.group];
-            unit_of_matrix = own.unit;
-            rows = pairs.count;
+            unit_of_matrix = group_unit(launch, unit).unit;
+            rows = own.count;
+            // Where the list ends, one warp reads on; this unit's barrier publishes the entry.
+            const int ahead = entry - 1 + listed_ahead;
+            const int unit_ahead = unit + listed_ahead * static_cast<int>(gridDim.x);
+            if (ahead >= listed_units && unit_ahead < units && warp == (entry & (warps - 1)) &&
+                lane < listing_threads)
+                list_unit<swiglu>(launch, unit_ahead, lane, listed[ahead % listed_units]);
         } else {
             segment = segment_of(launch, segment, unit);
         }
@@ -227,10 +279,8 @@ __global__ void __launch_bounds__(
 #pragma unroll
             for (int t = 0; t < n_tiles; ++t) {
                 // Rows past the end repeat the last one; their results are not stored.
-                int row = min(first_row + t * 8 + lane / 4, rows - 1);
-                if constexpr (grouped)
-                    row = static_cast<int>(launch.pair_order[pairs.first + row]) /
-                          launch.pairs_per_row;
+                const int row =
+                    grouped ? own.x_row[lane / 4] : min(first_row + t * 8 + lane / 4, rows - 1);
                 x_at[t] = s.x + static_cast<std::size_t>(row) * s.x_stride + input +
                           first_block * block_columns + (lane % 4) * 8;
             }
@@ -310,7 +360,7 @@ __global__ void __launch_bounds__(
                         x_at[t] += block_columns;
                 }
                 __syncwarp();
-                copy_next(slot);
+                copy_next(slot, std::true_type());
                 if (++slot == launch.depth) {
                     slot = 0;
                     phase ^= 1;
@@ -341,9 +391,9 @@ __global__ void __launch_bounds__(
             if (out >= s.n || row >= rows) continue;
             float scale = s.scale[0], other_scale = s.scale[1];
             if constexpr (grouped) {
-                row = static_cast<int>(launch.pair_order[pairs.first + row]);
-                scale = launch.expert_scales[0][pairs.expert];
-                other_scale = launch.expert_scales[1][pairs.expert];
+                row = own.pair[row];
+                scale = own.scale[0];
+                other_scale = own.scale[1];
             }
             const float* const first =
                 buffer + (of_group << launch.slices_log2) * warp_sums + inside;
@@ -385,8 +435,9 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
     constexpr int slot_bytes = stage_blocks * block_bytes(format) * m_tiles;
     const int sums_bytes = warps * m_tiles * serial * Size::tile_sums * 4;
     launch.sum_buffers = n_tiles >= 4 ? 1 : 2;
-    const int ring_budget =
-        Size::shared_budget - launch.sum_buffers * sums_bytes - warps * largest_ring_depth * 8;
+    const int ring_budget = Size::shared_budget - launch.sum_buffers * sums_bytes -
+                            warps * largest_ring_depth * 8 -
+                            (grouped ? listed_units * static_cast<int>(sizeof(ListedUnit)) : 0);
     launch.depth = std::min(ring_budget / (warps * slot_bytes), largest_ring_depth);
     if (launch.depth < 2)
         return Error(ErrorCode::internal, "the few-row product's ring does not fit");
