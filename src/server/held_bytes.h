@@ -20,6 +20,7 @@ class HeldBytes {
     HeldBytes& operator=(const HeldBytes&) = delete;
 
     std::size_t total() const { return total_; }
+    std::size_t limit() const { return limit_; }
 
     class Share {
       public:

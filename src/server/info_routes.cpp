@@ -140,6 +140,8 @@ asio::awaitable<void> serve_metrics(RouteCall& call) {
     }
     moment.uptime_seconds = uptime_seconds(state);
     moment.resident_bytes = resident_bytes();
+    moment.request_bytes = state.held.total();
+    moment.request_bytes_limit = state.held.limit();
     response.body = state.metrics.render(moment);
     call.exchange.respond(std::move(response));
     co_return;

@@ -210,6 +210,10 @@ void write_server(Page& page, const Metrics& metrics, const MetricsMoment& momen
     page.gauge("uptime_seconds", "Since the server was started.", moment.uptime_seconds);
     page.gauge("resident_memory_bytes", "Memory of the server's process, mapped files included.",
                static_cast<double>(moment.resident_bytes));
+    page.gauge("request_bytes", "Of bodies being read and of prompts and images under way.",
+               static_cast<double>(moment.request_bytes));
+    page.gauge("request_bytes_limit", "Beyond which large requests are turned away.",
+               static_cast<double>(moment.request_bytes_limit));
 }
 
 }  // namespace

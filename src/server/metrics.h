@@ -38,6 +38,8 @@ struct MetricsMoment {
     std::string model_name;
     double uptime_seconds = 0;
     std::uint64_t resident_bytes = 0;
+    std::uint64_t request_bytes = 0;  // of requests, held now (held_bytes.h)
+    std::uint64_t request_bytes_limit = 0;
 };
 
 struct Metrics {

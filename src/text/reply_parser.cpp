@@ -92,6 +92,10 @@ const std::string* ReplyParser::reasoning_token(ReplyTag tag, std::string_view b
 const std::string* ReplyParser::content_text(std::string_view text, ReplyEventWriter& events) {
     std::string certain;
     const std::string* found = stops_.append(text, certain);
+    if (settings_.verbatim) {
+        events.text(ReplyEvent::Kind::content, certain);
+        return found;
+    }
     std::string content;
     gate_.append(certain, content);
     if (found != nullptr) gate_.flush(content);

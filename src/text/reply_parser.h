@@ -30,6 +30,8 @@ class ReplyParser {
         bool starts_in_reasoning = true;
         bool parse_tool_calls = true;
         std::string call_id_prefix;
+        // No structure: all is content, and none of it is layout that has to wait for what follows.
+        bool verbatim = false;
     };
     // `tools` and `stops` must outlive the parser.
     ReplyParser(const ToolSchemas& tools, const StopStrings& stops, Settings settings);

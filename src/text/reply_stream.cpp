@@ -18,10 +18,10 @@ struct ReplyStream::State {
         : tokenizer(tokenizer),
           tags(tokenizer, std::move(options.stop_tokens), options.verbatim),
           stops(options.stop_strings),
-          parser(
-              tools, stops,
-              {options.starts_in_reasoning && !options.verbatim,
-               options.parse_tool_calls && !options.verbatim, std::move(options.call_id_prefix)}) {}
+          parser(tools, stops,
+                 {options.starts_in_reasoning && !options.verbatim,
+                  options.parse_tool_calls && !options.verbatim, std::move(options.call_id_prefix),
+                  options.verbatim}) {}
 
     void count_calls() {
         summary.tool_calls = parser.calls();

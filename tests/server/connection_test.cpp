@@ -117,21 +117,25 @@ TEST(ConnectionTest, BodiesTogetherAreBounded) {
         unfinished.push_back(server.connect());
         ASSERT_TRUE(unfinished.back().send(head + body.substr(1)));
     }
-    // Served until the server has read what the two hold, refused from then on.
-    ClientReply refused;
-    do {
-        refused = server.connect().request("POST", "/v1/chat/completions", body);
-    } while (refused.status == 200);
+    // Only once the server has read both: a third before that could be served, and one of the two
+    // be refused in its place.
+    const auto held = [&] { return server.metric("percheron:request_bytes"); };
+    const double both = 2.0 * static_cast<double>(body.size() - 1);
+    while (held() < both)
+        std::this_thread::yield();
+    EXPECT_EQ(server.metric("percheron:request_bytes_limit"), 600 * 1024);
+    const ClientReply refused = server.connect().request("POST", "/v1/chat/completions", body);
     EXPECT_EQ(refused.status, 429);
     EXPECT_EQ(refused.json()["error"]["code"], "queue_full");
     EXPECT_EQ(refused.header("retry-after"), "1");
     EXPECT_EQ(server.chat({{"messages", user_message("quick")}}).status, 200);
     EXPECT_EQ(server.get("/health").status, 200);
+    EXPECT_GE(held(), both);
     unfinished.clear();
-    do {
-        refused = server.connect().request("POST", "/v1/chat/completions", body);
-    } while (refused.status == 429);
-    EXPECT_EQ(refused.status, 200);
+    while (held() >= both / 2)
+        std::this_thread::yield();
+    EXPECT_EQ(server.connect().request("POST", "/v1/chat/completions", body).status, 200);
+    EXPECT_LT(held(), 1024);
 }
 
 // The same of prompts whose replies are under way.

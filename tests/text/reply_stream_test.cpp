@@ -1,9 +1,11 @@
 #include "text/reply_stream.h"
 
+#include <array>
 #include <random>
 
 #include <gmock/gmock.h>
 
+#include "text/detokenizer.h"
 #include "text/unicode.h"
 #include "text_files.h"
 
@@ -719,6 +721,52 @@ TEST(ReplyStream, AnyTokensGiveTheSameReplyForEveryCut) {
     }
     EXPECT_GT(calls, 200u);
     EXPECT_GT(stops, 50u);
+}
+
+// A text without structure holds nothing back, blanks included, but what may become a stop string
+// or a character.
+TEST(ReplyStream, VerbatimTextComesWithItsTokens) {
+    std::mt19937 random(15);
+    const std::vector<std::string> stops{"STOP", "the end"};
+    const auto may_become_stop = [&](const std::string& text) {
+        std::size_t longest = 0;
+        for (const std::string& stop : stops) {
+            for (std::size_t size = 1; size < stop.size() && size <= text.size(); ++size) {
+                if (text.ends_with(stop.substr(0, size))) longest = std::max(longest, size);
+            }
+        }
+        return longest;
+    };
+    const ToolSchemas tools(Json::array());
+    std::size_t blank_steps = 0;
+    for (int trial = 0; trial < 500; ++trial) {
+        std::vector<TokenId> ids;
+        for (int i = 0; i < 3; ++i)
+            append_plain(ids, std::array{" ", "\n", " \n\n", "\t", ""}[random() % 5]);
+        for (const TokenId id : random_reply(random, 1 + random() % 40))
+            ids.push_back(id);
+        ReplyOptions options = with_stops(random() % 2 == 0 ? stops : std::vector<std::string>{});
+        options.verbatim = true;
+        ReplyStream stream(nano_tokenizer(), tools, options);
+        Detokenizer characters;
+        std::string text;
+        std::string given;
+        for (const TokenId id : ids) {
+            std::vector<ReplyEvent> events;
+            const bool stopped = stream.push({&id, 1}, events).stop;
+            for (const ReplyEvent& event : events) {
+                EXPECT_EQ(event.kind, ReplyEvent::Kind::content);
+                given += event.text;
+            }
+            if (stopped) break;
+            if (!nano_tokenizer().is_special(id))
+                characters.append(nano_tokenizer().bytes_of(id), text);
+            const std::size_t held = options.stop_strings.empty() ? 0 : may_become_stop(text);
+            ASSERT_EQ(given, text.substr(0, text.size() - held)) << nano_tokenizer().decode(ids);
+            blank_steps += !given.empty() && is_blank(given) ? 1 : 0;
+        }
+    }
+    EXPECT_GT(blank_steps, 500u);
 }
 
 TEST(ReplyStream, LongRepliesAreLinear) {
