@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "number_checks.h"
 #include "tools/bench_load.h"
 #include "tools/spawned_server.h"
 
@@ -180,10 +181,10 @@ void add_bench(CLI::App& app, int& exit_code) {
         ->check(CLI::Range(1, 20000))
         ->capture_default_str();
     load->add_option("--tokens", bench->tokens, "Tokens a stream")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     load->add_option("--tokens-per-step", bench->tokens_a_step, "Tokens a step, with --spawn")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     load->add_option("--at-least-events", bench->least_events, "Fail below this many events/s");
     load->add_option("--at-least-tokens", bench->least_tokens, "Fail below this many tok/s");

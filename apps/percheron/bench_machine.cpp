@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "number_checks.h"
 #include "tools/machine_bench.h"
 
 namespace percheron::apps {
@@ -69,7 +70,7 @@ void add_bench_machine(CLI::App& bench, int& exit_code) {
                      "Memory to read, e.g. 1GiB (default: eight times the last cache)")
         ->transform(CLI::AsSizeValue(false));
     command->add_option("--runs", arguments->options.runs, "Of each measurement; the best counts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--file", arguments->file, "Also read this file, past the page cache");
     command->add_flag("--json", arguments->json, "Print JSON");

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "first_token.h"
 #include "load_flags.h"
+#include "number_checks.h"
 #include "text/tokenizer.h"
 #include "tools/bench_streams.h"
 #include "tools/load_engine.h"
@@ -87,7 +88,7 @@ void add_bench_resend(CLI::App& bench, int& exit_code) {
         ->check(CLI::Range(65u, 1u << 20))
         ->capture_default_str();
     command->add_option("--repeat", arguments->repeat, "Times it is sent again; the median counts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--least", arguments->least, "How many times as fast it must be, or fail")
         ->capture_default_str();

@@ -15,6 +15,7 @@
 #include "commands.h"
 #include "first_token.h"
 #include "load_flags.h"
+#include "number_checks.h"
 #include "text/tokenizer.h"
 #include "tools/bench_streams.h"
 #include "tools/load_engine.h"
@@ -149,7 +150,7 @@ void add_bench_restore(CLI::App& bench, int& exit_code) {
         ->check(CLI::Range(65u, 1u << 20))
         ->capture_default_str();
     command->add_option("--repeat", arguments->repeat, "Times it is read; the median counts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--folder", arguments->folder,
                         "Where the files are made and removed again (default: the system's "

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "number_checks.h"
 #include "tools/machine_bench.h"
 #include "tools/model_path.h"
 #include "tools/step_costs.h"
@@ -109,14 +110,16 @@ void add_bench_step(CLI::App& bench, int& exit_code) {
         ->capture_default_str();
     command->add_option("--decode", options.decode_rows, "Rows of decode steps, a stream each")
         ->delimiter(',')
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--prefill", options.prefill_rows, "Rows of prefill steps, one prompt each")
         ->delimiter(',')
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--context", options.context, "Positions in front of decode steps")
         ->capture_default_str();
     command->add_option("--repeat", options.repeat, "Steps whose mean counts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_flag("--json", arguments->json, "Print JSON");
     command->footer(

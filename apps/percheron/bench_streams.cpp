@@ -11,6 +11,7 @@
 
 #include "commands.h"
 #include "load_flags.h"
+#include "number_checks.h"
 #include "text/tokenizer.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
@@ -122,7 +123,7 @@ void add_bench_streams(CLI::App& app, int& exit_code) {
     command->add_option("--tokens", arguments->tokens, "Tokens of a reply, at least 2")
         ->capture_default_str();
     command->add_option("--repeat", arguments->repeat, "Runs of each row; the median counts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_flag("--json", arguments->json, "One JSON object on stdout");
     command->callback([arguments, &exit_code] {

@@ -204,13 +204,15 @@ class Conversation {
     }
 
     // One turn: what the user said, then the reply, printed and remembered.
-    void say(const std::string& text, bool terminal) {
+    // False: there is none, and why has been said.
+    bool say(const std::string& text, bool terminal) {
         messages_.push_back({{"role", "user"}, {"content", text}});
         const Status status = reply(terminal);
         if (!status.ok()) {
             messages_.erase(messages_.size() - 1);
             std::fprintf(stderr, "percheron chat: %s\n", status.error().message().c_str());
         }
+        return status.ok();
     }
 
   private:
@@ -268,7 +270,8 @@ class Conversation {
     nlohmann::ordered_json messages_;
 };
 
-Status talk(const Arguments& arguments) {
+// True: every message got its reply.
+Result<bool> talk(const Arguments& arguments) {
     PERCHERON_ASSIGN(const std::filesystem::path folder,
                      tools::resolve_model(arguments.flags.model));
     PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(folder));
@@ -286,20 +289,20 @@ Status talk(const Arguments& arguments) {
     }
     Conversation conversation(arguments, config, format, *engine);
     std::string line;
-    for (;;) {
+    for (bool whole = true;;) {
         if (typed) {
             std::printf("> ");
             std::fflush(stdout);
         }
         if (!std::getline(std::cin, line) || line == "/exit" || line == "/quit") {
-            return {};
+            return whole;
         }
         if (line == "/help") {
             std::printf("%s", help_text);
         } else if (line == "/reset") {
             conversation.reset();
         } else if (!line.empty()) {
-            conversation.say(line, terminal);
+            whole = conversation.say(line, terminal) && whole;
         }
     }
 }
@@ -327,10 +330,11 @@ void add_chat(CLI::App& app, int& exit_code) {
                         "0 is greedy (default: the model's)");
     command->add_option("--top-p", arguments->top_p, "Nucleus (default: the model's)");
     command->callback([arguments, &exit_code] {
-        if (const Status status = talk(*arguments); !status.ok()) {
-            std::fprintf(stderr, "percheron chat: %s\n", status.error().message().c_str());
-            exit_code = 1;
+        const auto talked = talk(*arguments);
+        if (!talked.ok()) {
+            std::fprintf(stderr, "percheron chat: %s\n", talked.error().message().c_str());
         }
+        exit_code = talked.ok() && *talked ? 0 : 1;
     });
 }
 

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "core/files.h"
 #include "load_flags.h"
+#include "number_checks.h"
 #include "text/tokenizer.h"
 #include "tools/draft_measure.h"
 #include "tools/model_path.h"
@@ -116,10 +117,10 @@ void add_draft(CLI::App& app, int& exit_code) {
         ->check(CLI::Range(0, 65536));
     command->add_option("--prompt-tokens", arguments->measure.prompt, "Of a text before the reply")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(positive_number());
     command->add_option("--reply-tokens", arguments->measure.replies, "Of a reply")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(positive_number());
     command->callback([arguments, &exit_code] {
         if (const Status status = run(*arguments); !status.ok()) {
             std::fprintf(stderr, "percheron draft: %s\n", status.error().message().c_str());

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "number_checks.h"
+
 namespace percheron::apps {
 
 void add_load_flags(CLI::App& command, LoadFlags& flags) {
@@ -15,7 +17,7 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
         .add_option("--context", load.context,
                     "Tokens of one request, prompt and reply (default: the smaller of the "
                     "model's limit and what fits)")
-        ->check(CLI::PositiveNumber);
+        ->check(positive_number());
     command
         .add_option("--kv-memory", load.kv_memory,
                     "Memory for pages, request slots and checkpoints, e.g. 8GiB (default: planned)")

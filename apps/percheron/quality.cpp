@@ -6,11 +6,12 @@
 #include <CLI/CLI.hpp>
 #include <unistd.h>
 
-#include "checkpoint/config.h"
 #include "command_line.h"
 #include "commands.h"
 #include "measured_quality.h"
+#include "number_checks.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 #include "tools/quality_card.h"
 
 namespace percheron::apps {
@@ -29,10 +30,11 @@ struct Arguments {
 Status run(const Arguments& arguments) {
     PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
     PERCHERON_ASSIGN(const auto source, tools::resolve_model(arguments.against));
-    PERCHERON_ASSIGN(const model::ModelConfig config, checkpoint::read_config(source));
+    PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(source));
+    PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(source));
     PERCHERON_ASSIGN(
         const auto texts,
-        tools::read_calibration(arguments.texts, source, config.vocabulary, arguments.limits));
+        tools::read_calibration(arguments.texts, text, config.vocabulary, arguments.limits));
     tools::QualityCard card;
     card.command = command_line();
     card.source = arguments.against;
@@ -53,7 +55,8 @@ Result<std::vector<tools::KindQuality>> measure_quality(
     const std::filesystem::path& source, const std::filesystem::path& other,
     const std::vector<tools::CalibrationText>& texts, const std::string& device,
     std::size_t threads) {
-    PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(source / "tokenizer.json"));
+    PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(source));
+    PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(text / "tokenizer.json"));
     tools::QualityOptions options;
     options.source = source;
     options.other = other;
@@ -97,10 +100,10 @@ void add_quality(CLI::App& app, int& exit_code) {
     command->add_option("--against", arguments->against, "Folder of the source")->required();
     command->add_option("--texts", arguments->texts, "FILE.jsonl")->required();
     command->add_option("--tokens", arguments->limits.tokens, "Tokens of all texts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--length", arguments->limits.length, "Tokens of a text")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_flag("--json", arguments->json, "Every figure as JSON");
     command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")

@@ -7,11 +7,12 @@
 #include <CLI/CLI.hpp>
 
 #include "byte_progress.h"
-#include "checkpoint/config.h"
 #include "command_line.h"
 #include "commands.h"
 #include "measured_quality.h"
+#include "number_checks.h"
 #include "tools/model_path.h"
+#include "tools/model_source.h"
 #include "tools/quality_card.h"
 
 namespace percheron::apps {
@@ -112,17 +113,21 @@ void print_report(const tools::QuantizeReport& report, const std::string& out) {
 
 Status quantize(const Arguments& arguments, tools::QuantizeOptions options) {
     PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
-    PERCHERON_ASSIGN(const model::ModelConfig config, checkpoint::read_config(model));
+    PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(model));
+    std::filesystem::path text;
+    if (!arguments.calibration.empty() || !arguments.held_out.empty()) {
+        PERCHERON_ASSIGN(text, tools::text_folder(model));
+    }
     if (!arguments.calibration.empty()) {
         options.calibration = arguments.settings;
         PERCHERON_ASSIGN(options.calibration->texts,
-                         tools::read_calibration(arguments.calibration, model, config.vocabulary,
+                         tools::read_calibration(arguments.calibration, text, config.vocabulary,
                                                  arguments.limits));
     }
     // Read before the work, so that a mistake in the file does not come at its end.
     std::vector<tools::CalibrationText> held_out;
     if (!arguments.held_out.empty()) {
-        PERCHERON_ASSIGN(held_out, tools::read_calibration(arguments.held_out, model,
+        PERCHERON_ASSIGN(held_out, tools::read_calibration(arguments.held_out, text,
                                                            config.vocabulary, arguments.limits));
     }
     const ByteProgress progress("quantize");
@@ -169,7 +174,8 @@ void add_quantize(CLI::App& app, int& exit_code) {
         "repeated.\n\n"
         "Example: percheron quantize GLM-5.3-Flash GLM-5.3-Flash-W4A16 --format w4a16 "
         "--calibration texts.jsonl");
-    command->add_option("MODEL", arguments->model, "Model folder to read")->required();
+    command->add_option("MODEL", arguments->model, "Model folder or synth:KEY=VALUE,... to read")
+        ->required();
     command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
         ->required();
     command->add_option("--format", arguments->format, "Format: w4a16, nvfp4 or fp8")
@@ -208,10 +214,10 @@ void add_quantize(CLI::App& app, int& exit_code) {
         ->check(CLI::Range(1e-6, 1e3))
         ->capture_default_str();
     command->add_option("--calibration-tokens", arguments->limits.tokens, "Tokens of all texts")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--calibration-length", arguments->limits.length, "Tokens of a text")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     command->add_option("--shard-size", arguments->shard_size, "Largest file, e.g. 5GiB")
         ->transform(CLI::AsSizeValue(false))

@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "core/logging.h"
 #include "load_flags.h"
+#include "number_checks.h"
 #include "replay/replay_engine.h"
 #include "server/server.h"
 #include "tools/load_engine.h"
@@ -208,11 +209,11 @@ void add_serve(CLI::App& app, int& exit_code) {
                       "Refuse requests for other model names");
     command
         ->add_option("--max-running", options->flags.load.max_running, "Replies worked on at once")
-        ->check(CLI::PositiveNumber);
+        ->check(positive_number());
     command
         ->add_option("--thinking-budget", options->flags.load.thinking_budget,
                      "Tokens a reply may think when its request sets no thinking_budget")
-        ->check(CLI::PositiveNumber);
+        ->check(positive_number());
     command
         ->add_option("--prefix-cache", options->flags.load.prefix_cache,
                      "on: what prompts and replies share is computed once; off: never")

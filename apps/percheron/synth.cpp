@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "byte_progress.h"
 #include "commands.h"
+#include "number_checks.h"
 #include "tools/inflate.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
@@ -109,37 +111,49 @@ void add_synth(CLI::App& app, int& exit_code) {
     command->add_option("OUT", arguments->out, "Folder to write; must hold no checkpoint")
         ->required();
     tools::SynthOptions& options = arguments->options;
+    std::vector<CLI::Option*> described;  // flags that say what a model of random values is
     for (const checkpoint::SpecCount& count : checkpoint::spec_counts()) {
-        command
-            ->add_option(std::string("--") + count.key, options.spec.*count.member, count.meaning)
-            ->capture_default_str();
+        described.push_back(command
+                                ->add_option(std::string("--") + count.key,
+                                             options.spec.*count.member, count.meaning)
+                                ->capture_default_str());
     }
-    command
-        ->add_option("--format", arguments->format,
-                     "bf16; w4a16 (experts), nvfp4 (experts and dense FFN), fp8 (those and more)")
-        ->check(CLI::IsMember({"bf16", "fp8", "w4a16", "nvfp4"}))
-        ->capture_default_str();
+    described.push_back(
+        command
+            ->add_option(
+                "--format", arguments->format,
+                "bf16; w4a16 (experts), nvfp4 (experts and dense FFN), fp8 (those and more)")
+            ->check(CLI::IsMember({"bf16", "fp8", "w4a16", "nvfp4"}))
+            ->capture_default_str());
     command->add_option("--seed", options.spec.seed, "Seed of the values")->capture_default_str();
     auto* const size =
         command->add_option("--shard-size", arguments->shard_size, "Largest file, e.g. 5GiB");
     size->transform(CLI::AsSizeValue(false))->default_str("5GiB");
     command->add_option("--shards", options.shards, "Exactly so many files")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->excludes(size);
     auto* const inflated = command->add_option(
         "--inflate", arguments->inflated,
         "Widen this model's feed-forwards with zeros: same tokens, more bytes a token");
-    command->add_option("--size", arguments->size, "Of the widened model at most, e.g. 2GiB")
-        ->transform(CLI::AsSizeValue(false))
-        ->needs(inflated);
+    auto* const widened =
+        command->add_option("--size", arguments->size, "Of the widened model at most, e.g. 2GiB")
+            ->transform(CLI::AsSizeValue(false))
+            ->needs(inflated);
+    inflated->needs(widened);
     auto* const drafter = command->add_option(
         "--drafter", arguments->drafter,
         "Write a DFlash2 drafter: reference (windowed) or full (sees everything)");
     drafter->check(CLI::IsMember({"reference", "full"}))->excludes(inflated);
     command->add_option("--for", arguments->target, "Model the drafter is for (default: nano)")
         ->needs(drafter);
-    command->add_flag("--split-pairs", options.split_pairs,
-                      "Put the scales of weights into other files than the weights");
+    described.push_back(
+        command->add_flag("--split-pairs", options.split_pairs,
+                          "Put the scales of weights into other files than the weights"));
+    // A widened model and a drafter are what their model is.
+    for (CLI::Option* const option : described) {
+        inflated->excludes(option);
+        drafter->excludes(option);
+    }
     command->add_option("--threads", options.threads, "Threads, 0 for all processors")
         ->capture_default_str();
     command->callback([arguments, &exit_code] { exit_code = run(*arguments); });

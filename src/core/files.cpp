@@ -141,6 +141,17 @@ Status FileReader::read_at(Bytes offset, std::span<std::byte> out) const {
     return {};
 }
 
+std::optional<Bytes> free_space(std::filesystem::path folder) {
+    std::error_code error;
+    folder = std::filesystem::absolute(folder, error);
+    while (!std::filesystem::exists(folder, error) && folder != folder.root_path()) {
+        folder = folder.parent_path();
+    }
+    const auto space = std::filesystem::space(folder, error);
+    if (error) return std::nullopt;
+    return space.available;
+}
+
 Result<std::string> read_text_file(const std::filesystem::path& path, Bytes limit) {
     Descriptor descriptor;
     PERCHERON_ASSIGN(const std::size_t size, open_regular(path, descriptor));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,6 +66,9 @@ class FileReader {
     int descriptor_ = -1;
     Bytes size_ = 0;
 };
+
+// Free bytes where a folder is or will be; absent: the system does not say.
+std::optional<Bytes> free_space(std::filesystem::path folder);
 
 // A whole file as text.  Errors: not_found, io, unsupported (longer than `limit`).
 Result<std::string> read_text_file(const std::filesystem::path& path, Bytes limit);

@@ -133,6 +133,21 @@ const Tokenizer& ChatFormat::tokenizer() const {
     return content_->tokenizer;
 }
 
+// Control text that the template writes and the tokenizer does not know would reach the model as
+// plain letters.
+Status check_roles(const Tokenizer& tokenizer, std::string_view template_source) {
+    for (const std::string_view name :
+         {"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"}) {
+        if (template_source.find(name) != std::string_view::npos && !tokenizer.added_token(name)) {
+            return Error(ErrorCode::corrupt,
+                         "tokenizer.json has no added token " + std::string(name) +
+                             ", which the chat template writes; put the model's own "
+                             "tokenizer.json beside its template");
+        }
+    }
+    return {};
+}
+
 Result<ChatFormat> ChatFormat::load(const std::filesystem::path& model_folder) {
     PERCHERON_ASSIGN(Tokenizer tokenizer, Tokenizer::load(model_folder / "tokenizer.json"));
     PERCHERON_ASSIGN(const std::string source, template_source(model_folder));
@@ -146,6 +161,7 @@ Result<ChatFormat> ChatFormat::make(Tokenizer tokenizer, std::string_view templa
     auto content = std::make_unique<Content>(
         Content{std::move(tokenizer), std::move(compiled), {}, {}, {}, {}, {}});
     const Tokenizer& known = content->tokenizer;
+    PERCHERON_TRY(check_roles(known, template_source));
     content->think_open = known.added_token("<think>");
     content->think_close = known.added_token("</think>");
     content->image = known.added_token("<|image|>");

@@ -1,5 +1,6 @@
 #include "tools/checkpoint_folder.h"
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,9 +20,15 @@ constexpr std::string_view companions[] = {
     "processor_config.json", "video_preprocessor_config.json",
 };
 
+std::string gibibytes(Bytes bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1u << 30));
+    return text;
+}
+
 }  // namespace
 
-Status make_output_folder(const fs::path& out) {
+Status make_output_folder(const fs::path& out, Bytes bytes) {
     std::error_code error;
     if (fs::exists(out, error) && !fs::is_directory(out, error)) {
         return Error(ErrorCode::invalid_argument, out.string() + ": exists and is not a folder");
@@ -35,6 +42,11 @@ Status make_output_folder(const fs::path& out) {
                                                           ": there is a checkpoint already; name "
                                                           "another OUT or remove it first");
         }
+    }
+    if (const auto free = free_space(out); free && *free < bytes) {
+        return Error(ErrorCode::io, out.string() + ": " + gibibytes(bytes) +
+                                        " would be written and the disk has " + gibibytes(*free) +
+                                        " free; name a folder on another disk or a smaller size");
     }
     error.clear();
     fs::create_directories(out, error);

@@ -3,12 +3,15 @@
 
 #include <filesystem>
 
+#include "percheron/types.h"
+
 #include "core/status.h"
 
 namespace percheron::tools {
 
-// Makes the folder.  Errors: invalid_argument if it is no folder or holds a checkpoint; io.
-Status make_output_folder(const std::filesystem::path& out);
+// Makes the folder.  Errors: invalid_argument if it is no folder or holds a checkpoint; io, also if
+// the disk has fewer than `bytes` bytes free.
+Status make_output_folder(const std::filesystem::path& out, Bytes bytes = 0);
 
 // Copies the files beside the weights that a folder needs to be a whole model: tokenizer, template,
 // processors and, unless left out, generation_config.json.  Those that `from` lacks are skipped.

@@ -15,6 +15,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "core/files.h"
 #include "tools/checkpoint_folder.h"
+#include "tools/stored_model.h"
 
 namespace percheron::tools {
 namespace {
@@ -222,7 +223,8 @@ Result<std::string> widened_config(const fs::path& model, const Widths& widths) 
 
 Result<SynthReport> inflate(const fs::path& model, const fs::path& out,
                             const InflateOptions& options) {
-    PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(model));
+    PERCHERON_ASSIGN(const StoredModel stored, StoredModel::of(model, out));
+    PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(stored.folder()));
     const Inflation inflation(*source);
     const std::size_t own = source->config().expert_intermediate;
     Widths widths = inflation.widths_of(own);
@@ -249,9 +251,9 @@ Result<SynthReport> inflate(const fs::path& model, const fs::path& out,
     }
     if (fits * step > own) widths = inflation.widths_of(fits * step);
     PERCHERON_ASSIGN(units, inflation.units(widths));
-    PERCHERON_ASSIGN(const std::string config, widened_config(model, widths));
+    PERCHERON_ASSIGN(const std::string config, widened_config(stored.folder(), widths));
 
-    PERCHERON_TRY(make_output_folder(out));
+    PERCHERON_TRY(make_output_folder(out, bytes_of(units)));
     SynthReport report;
     report.bytes = bytes_of(units);
     std::vector<std::vector<TensorHeader>> headers;
@@ -283,7 +285,7 @@ Result<SynthReport> inflate(const fs::path& model, const fs::path& out,
         PERCHERON_TRY(writer.finish());
     }
     if (shards.size() > 1) PERCHERON_TRY(checkpoint::write_index(out, shards));
-    PERCHERON_TRY(copy_companions(model, out, Companions::all));
+    PERCHERON_TRY(copy_companions(stored.folder(), out, Companions::all));
     report.tokenizer = fs::exists(out / "tokenizer.json");
     // Last, so that a folder with a config is a whole checkpoint.
     PERCHERON_TRY(write_text_file(out / "config.json", config));

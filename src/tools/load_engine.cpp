@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cache/cache_shape.h"
+#include "core/files.h"
 #include "core/logging.h"
 #include "core/machine_memory.h"
 #include "draft/copy_proposer.h"
@@ -54,6 +55,15 @@ std::vector<TokenId> never_valid(const model::ModelConfig& config, const Tokeniz
     return banned;
 }
 
+// A tokenizer of another model would be noticed by its users, a prompt at a time.
+Status check_tokenizer(const model::ModelConfig& config, const Tokenizer& tokenizer) {
+    if (tokenizer.size() <= config.vocabulary) return {};
+    return Error(ErrorCode::corrupt,
+                 "tokenizer.json has ids up to " + std::to_string(tokenizer.size() - 1) +
+                     ", but config.json's vocab_size is " + std::to_string(config.vocabulary) +
+                     "; put this model's own tokenizer.json beside its weights");
+}
+
 std::optional<engine::ThinkTags> think_tags(const Tokenizer& tokenizer) {
     const auto open = tokenizer.added_token("<think>");
     const auto close = tokenizer.added_token("</think>");
@@ -84,24 +94,13 @@ Bytes bytes_in(const std::filesystem::path& folder) {
     return bytes;
 }
 
-// Free bytes where a folder is or will be.
-Bytes free_at(std::filesystem::path folder) {
-    std::error_code error;
-    folder = std::filesystem::absolute(folder, error);
-    while (!std::filesystem::exists(folder, error) && folder != folder.root_path()) {
-        folder = folder.parent_path();
-    }
-    const auto space = std::filesystem::space(folder, error);
-    return error ? 0 : space.available;
-}
-
 Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
                                               const ops::Backend& backend,
                                               const cache::CacheShape& caches) {
     cache::DiskTierOptions disk;
     disk.folder.folder = options.prefix_disk;
-    disk.folder.limit = options.prefix_disk_size.value_or(
-        default_prefix_disk_size(free_at(options.prefix_disk), bytes_in(options.prefix_disk)));
+    disk.folder.limit = options.prefix_disk_size.value_or(default_prefix_disk_size(
+        free_space(options.prefix_disk).value_or(0), bytes_in(options.prefix_disk)));
     disk.queue_bytes = std::max(least_disk_queue, 2 * caches.checkpoint_bytes());
     const Bytes least = caches.checkpoint_bytes() + 16 * caches.page_bytes();
     if (disk.folder.limit < least) {
@@ -127,6 +126,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     StageLog stages;
     PERCHERON_ASSIGN(const ModelSource source, open_model(options.folder, options.threads));
     const model::ModelConfig& config = source.config;
+    PERCHERON_TRY(check_tokenizer(config, tokenizer));
     stages.done("checkpoint: " + checkpoint::summary(source.inventory));
     for (const std::string& warning : source.inventory.warnings) {
         log_warning(warning);

@@ -13,6 +13,7 @@
 #include "tools/quantize_layers.h"
 #include "tools/quantize_plan.h"
 #include "tools/quantize_rounder.h"
+#include "tools/stored_model.h"
 
 namespace percheron::tools {
 namespace {
@@ -340,15 +341,16 @@ class Quantizer {
 
 Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
                                 const QuantizeOptions& options) {
-    PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(model));
+    PERCHERON_ASSIGN(const StoredModel stored, StoredModel::of(model, out));
+    PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(stored.folder()));
     PERCHERON_ASSIGN(const std::vector<PlannedWeight> plan, plan_quantization(*source, options));
-    PERCHERON_ASSIGN(const std::string config, quantized_config(model, plan, options));
+    PERCHERON_ASSIGN(const std::string config, quantized_config(stored.folder(), plan, options));
     PERCHERON_ASSIGN(const std::unique_ptr<CalibrationMath> math,
                      CalibrationMath::create(options.threads));
     PERCHERON_ASSIGN(QuantizeFolder folder,
                      QuantizeFolder::open(out, describe_run(*source, options)));
     PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, options, plan, folder, *math).run());
-    PERCHERON_TRY(copy_companions(model, out, Companions::all));
+    PERCHERON_TRY(copy_companions(stored.folder(), out, Companions::all));
     const std::string modelopt = modelopt_config(plan);
     if (!modelopt.empty()) {
         PERCHERON_TRY(write_text_file(out / "hf_quant_config.json", modelopt));

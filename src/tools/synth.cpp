@@ -30,13 +30,18 @@ Bytes bytes_of(const WriteUnit& unit) {
     return bytes;
 }
 
-// Exactly `count` shards, none empty, in the order given, each beginning near its share of the
-// bytes.
-std::vector<WriteUnit> split_evenly(const std::vector<WriteUnit>& units, std::size_t count) {
+Bytes bytes_of_all(const std::vector<WriteUnit>& units) {
     Bytes total = 0;
     for (const WriteUnit& unit : units) {
         total += bytes_of(unit);
     }
+    return total;
+}
+
+// Exactly `count` shards, none empty, in the order given, each beginning near its share of the
+// bytes.
+std::vector<WriteUnit> split_evenly(const std::vector<WriteUnit>& units, std::size_t count) {
+    const Bytes total = bytes_of_all(units);
     std::vector<WriteUnit> shards(count);
     Bytes before = 0;
     std::size_t shard = 0;
@@ -158,7 +163,7 @@ class Writer {
 Result<SynthReport> synth(const fs::path& out, const SynthOptions& options) {
     PERCHERON_ASSIGN(const SyntheticModel model, checkpoint::make_synthetic_model(options.spec));
     PERCHERON_ASSIGN(const std::vector<WriteUnit> shards, shards_of(model, options));
-    PERCHERON_TRY(make_output_folder(out));
+    PERCHERON_TRY(make_output_folder(out, bytes_of_all(shards)));
     PERCHERON_ASSIGN(SynthReport report,
                      Writer(model.weights, model.spec.seed, out, options).run(shards));
     report.tokenizer = !options.tokenizer_from.empty() &&
@@ -177,7 +182,7 @@ Result<SynthReport> synth_drafter(const fs::path& out, const checkpoint::Synthet
     for (const SyntheticWeight& weight : drafter.weights) {
         all.push_back(weight.parts.front().header);
     }
-    PERCHERON_TRY(make_output_folder(out));
+    PERCHERON_TRY(make_output_folder(out, bytes_of(all)));
     PERCHERON_ASSIGN(const SynthReport report,
                      Writer(drafter.weights, drafter.seed, out, options).run({all}));
     if (!drafter.config.mask.empty()) {

@@ -1,12 +1,10 @@
 // percheron inspect and quantize as commands: output, exit codes, what is refused.
-#include <cstdio>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include "checkpoint/small_model.h"
 #include "core/files.h"
+#include "tools/run_command.h"
 
 namespace percheron::tools {
 namespace {
@@ -16,32 +14,11 @@ using checkpoint::test::small_config;
 using checkpoint::test::small_model;
 using checkpoint::test::SmallModel;
 using checkpoint::test::TemporaryFolder;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-
-struct Outcome {
-    int code = -1;
-    std::string out;
-    std::string err;
-};
-
-Outcome run(const std::string& arguments, const std::string& environment = "") {
-    const TemporaryFolder folder;
-    const std::string error_file = (folder.path() / "stderr").string();
-    const std::string command =
-        environment + " " + PERCHERON_BINARY + " " + arguments + " 2>" + error_file;
-    Outcome outcome;
-    FILE* pipe = ::popen(command.c_str(), "r");
-    char buffer[4096];
-    for (std::size_t count = 0; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-        outcome.out.append(buffer, count);
-    }
-    const int status = ::pclose(pipe);
-    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    outcome.err = *read_text_file(error_file, 1u << 20);
-    return outcome;
-}
+using Outcome = testing::CommandOutcome;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::run_command;
 
 std::vector<std::string> keys(const Json& object) {
     std::vector<std::string> names;
@@ -55,7 +32,7 @@ TEST(Inspect, JsonHasExactlyTheFieldsPromised) {
     const TemporaryFolder folder;
     small.write(folder.path(), 2,
                 [](const std::string& name) { return std::hash<std::string>()(name) % 2; });
-    const Outcome outcome = run("inspect --json " + folder.path().string());
+    const Outcome outcome = run_command("inspect --json " + folder.path().string());
     EXPECT_EQ(outcome.code, 0);
     EXPECT_EQ(outcome.err, "");
     const Json json = Json::parse(outcome.out);
@@ -87,33 +64,33 @@ TEST(Inspect, SaysWhyItWillNotRun) {
     const TemporaryFolder folder;
     small_model(2).write(folder.path());
     std::filesystem::resize_file(folder.path() / "model.safetensors", 5000);
-    const Outcome outcome = run("inspect --json " + folder.path().string());
+    const Outcome outcome = run_command("inspect --json " + folder.path().string());
     EXPECT_EQ(outcome.code, 0);
     const Json json = Json::parse(outcome.out);
     EXPECT_EQ(json["runnable"], false);
     ASSERT_EQ(json["reasons"].size(), 1u);
     EXPECT_THAT(json["reasons"][0].get<std::string>(), HasSubstr("model.safetensors"));
-    const Outcome table = run("inspect " + folder.path().string());
+    const Outcome table = run_command("inspect " + folder.path().string());
     EXPECT_EQ(table.code, 0);
     EXPECT_THAT(table.out, AllOf(HasSubstr("will not run"), HasSubstr("model.safetensors")));
 }
 
 TEST(Inspect, FindsTheEmbeddedModelAndModelsByName) {
-    const Outcome embedded = run("inspect --json", "cd / &&");
+    const Outcome embedded = run_command("inspect --json", "cd / &&");
     EXPECT_EQ(embedded.code, 0);
     EXPECT_EQ(Json::parse(embedded.out)["runnable"], true);
     const TemporaryFolder home;
     std::filesystem::create_directory(home.path() / "tiny");
     small_model(3).write(home.path() / "tiny");
     const std::string variable = "PERCHERON_MODELS=" + home.path().string();
-    const Outcome named = run("inspect tiny", variable);
+    const Outcome named = run_command("inspect tiny", variable);
     EXPECT_EQ(named.code, 0);
     EXPECT_THAT(named.out, HasSubstr((home.path() / "tiny").string()));
-    const Outcome absent = run("inspect huge", variable);
+    const Outcome absent = run_command("inspect huge", variable);
     EXPECT_EQ(absent.code, 1);
     EXPECT_THAT(absent.err, AllOf(HasSubstr("'huge'"), HasSubstr(home.path().string())));
-    EXPECT_EQ(run("inspect /no/such/folder").code, 1);
-    EXPECT_EQ(run("inspect --nonsense").code, 2);
+    EXPECT_EQ(run_command("inspect /no/such/folder").code, 1);
+    EXPECT_EQ(run_command("inspect --nonsense").code, 2);
 }
 
 TEST(QuantizeCommand, MakesAFolderThatRunsAndSaysWhatItDid) {
@@ -121,10 +98,12 @@ TEST(QuantizeCommand, MakesAFolderThatRunsAndSaysWhatItDid) {
     const TemporaryFolder out;
     small_model(4, small_config(128)).write(source.path());
     const std::string folders = source.path().string() + " " + (out.path() / "small").string();
-    const Outcome made = run("quantize " + folders + " --format w4a16 --rest fp8 --threads 1");
+    const Outcome made =
+        run_command("quantize " + folders + " --format w4a16 --rest fp8 --threads 1");
     EXPECT_EQ(made.code, 0) << made.err;
     EXPECT_THAT(made.out, AllOf(HasSubstr("w4a16"), HasSubstr("fp8_block"), HasSubstr("1 file")));
-    const Json json = Json::parse(run("inspect --json " + (out.path() / "small").string()).out);
+    const Json json =
+        Json::parse(run_command("inspect --json " + (out.path() / "small").string()).out);
     EXPECT_EQ(json["runnable"], true);
     EXPECT_EQ(json["formats"]["w4a16"]["tensors"], 27);
     EXPECT_GT(json["ignored"].get<int>(), 0);
@@ -133,7 +112,7 @@ TEST(QuantizeCommand, MakesAFolderThatRunsAndSaysWhatItDid) {
     EXPECT_THAT(*card, AllOf(HasSubstr("quantize " + folders + " --format w4a16 --rest fp8"),
                              HasSubstr("| w4a16 | 27 |")));
     // The same again would overwrite a checkpoint.
-    const Outcome again = run("quantize " + folders + " --format w4a16");
+    const Outcome again = run_command("quantize " + folders + " --format w4a16");
     EXPECT_EQ(again.code, 1);
     EXPECT_THAT(again.err, HasSubstr("there is a checkpoint already"));
 }
@@ -150,7 +129,7 @@ TEST(QuantizeCommand, RefusesWhatDoesNotFitByName) {
              {"--format w4a16 --shard-size 0", "--shard-size"},
              {"--format int3", "int3"},
              {"", "--format"}}) {
-        const Outcome outcome = run("quantize " + folders + " " + options);
+        const Outcome outcome = run_command("quantize " + folders + " " + options);
         EXPECT_EQ(outcome.code, 2) << options;
         EXPECT_THAT(outcome.err, HasSubstr(said));
         EXPECT_FALSE(std::filesystem::exists(source.path() / "out"));
