@@ -12,7 +12,8 @@ PROMPT, REPLY, REQUESTS, STREAMS = 96, 24, 12, 4
 class AIPerf(NanoCase):
     # Offline the tool looks for the tokenizer in the hub's cache and not in the folder it is given;
     # nothing is fetched either way.
-    def profile(self, name, endpoint, *flags, streamed=True):
+    # `usage`: whether it reads the usage of this form.
+    def profile(self, name, endpoint, *flags, streamed=True, usage=True):
         folder = self.folder / name
         self.run_tool(
             "aiperf", "profile", "--model", "nano", "--url", self.server.url,
@@ -29,9 +30,6 @@ class AIPerf(NanoCase):
         self.assertTrue(report["is_complete"])
         self.assertEqual(report["request_count"]["avg"], REQUESTS)
         self.assertEqual(report["request_error_rate"]["avg"], 0)
-        self.assertEqual(report["usage_completion_tokens"]["min"], REPLY)
-        self.assertEqual(report["usage_completion_tokens"]["max"], REPLY)
-        self.assertGreaterEqual(report["usage_prompt_tokens"]["min"], PROMPT - 2)
         if streamed:
             self.assertGreater(report["time_to_first_token"]["min"], 0)
             self.assertGreater(report["inter_token_latency"]["avg"], 0)
@@ -42,12 +40,18 @@ class AIPerf(NanoCase):
         self.assertGreater(endpoint["unique_updates"], 1)
         counts = self.counts.take()
         self.assertEqual(counts.replies("length"), REQUESTS)
-        self.assertEqual(
-            counts.of("vllm:generation_tokens_total"), report["total_usage_completion_tokens"]["avg"]
+        generated, prompts = (
+            counts.of(f"vllm:{kind}_tokens_total") for kind in ("generation", "prompt")
         )
-        self.assertEqual(
-            counts.of("vllm:prompt_tokens_total"), report["total_usage_prompt_tokens"]["avg"]
-        )
+        self.assertEqual(generated, REQUESTS * REPLY)
+        self.assertGreaterEqual(prompts, REQUESTS * (PROMPT - 2))
+        self.assertEqual("usage_completion_tokens" in report, usage)
+        if usage:
+            self.assertEqual(report["usage_completion_tokens"]["min"], REPLY)
+            self.assertEqual(report["usage_completion_tokens"]["max"], REPLY)
+            self.assertGreaterEqual(report["usage_prompt_tokens"]["min"], PROMPT - 2)
+            self.assertEqual(report["total_usage_completion_tokens"]["avg"], generated)
+            self.assertEqual(report["total_usage_prompt_tokens"]["avg"], prompts)
         say(f"aiperf {name}: {REQUESTS} requests, {REPLY} tokens each, as the server counted")
         return report
 
@@ -60,11 +64,13 @@ class AIPerf(NanoCase):
     def test_completions(self):
         self.profile("completions", "completions")
 
+    # Of a stream the tool reads the usage in response.completed alone, and a reply that its limit
+    # ended closes with response.incomplete.
     def test_responses(self):
-        self.profile("responses", "responses")
+        self.profile("responses", "responses", usage=False)
 
     def test_messages(self):
-        self.profile("messages", "anthropic_messages")
+        self.profile("messages", "messages")
 
     def test_pictures(self):
         self.profile(

@@ -113,6 +113,15 @@ async def sweep(server, lengths, draw):
         say(f"     prompt of {length} tokens: first token after {stream.first_after:.1f} s")
 
 
+async def touch_pages(server, tokens, context, draw):
+    """So many tokens of new prompts: the prefix cache takes unused pages before it gives up any, so
+    each page is touched, and the system gives memory for it, once the pool has been full."""
+    length = min(context - 16, 16384)
+    for _ in range(max(tokens, 0) // length + 1):
+        await Stream(server, "/v1/completions",
+                     {"prompt": random_ids(draw, length), "max_tokens": 1}).run()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
@@ -122,8 +131,8 @@ def main():
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.sweep.split(",") if length]
     context = max([8192, *(length + 16 for length in lengths)])
-    # Pages for the longest prompt and for all streams beside it.
-    megabytes = 256 + (context + arguments.streams * 3000) * 5 // 1024
+    # Pages for the longest prompt and for all streams beside it: 2.5 KiB a token, and 4 MiB a slot.
+    megabytes = (context + arguments.streams * 3000) * 3 // 1024
     server = NanoServer(
         "--context", str(context), "--kv-memory", f"{megabytes}MiB",
         "--max-running", str(arguments.streams),
@@ -132,7 +141,9 @@ def main():
     try:
         fresh = server.settle()
         say(f"     context {context}, {fresh['kv_tokens_total']} tokens of pages")
-        asyncio.run(sweep(server, lengths, random.Random(arguments.seed)))
+        draw = random.Random(arguments.seed)
+        asyncio.run(sweep(server, lengths, draw))
+        asyncio.run(touch_pages(server, fresh["kv_tokens_total"] - sum(lengths), context, draw))
         before = server.settle()
         files = open_files(server.process.pid)
         counts = Counts(server)
@@ -153,7 +164,7 @@ def main():
         hold("tokens of pages that did not come back", fresh["kv_tokens_free"] - after["kv_tokens_free"], 0)
         hold("replies still held", after["running"] + after["waiting"], 0)
         hold("file descriptors kept", open_files(server.process.pid) - files, 1)
-        # Pages and checkpoints are touched for the first time in the beginning.
+        # All pages were touched before; what else is kept has its size after the first third.
         third = len(soak.memory) // 3
         thirds = [max(memory for _, memory in part) for part in
                   (soak.memory[:third], soak.memory[third:-third], soak.memory[-third:])]
