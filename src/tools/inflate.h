@@ -24,9 +24,11 @@ struct InflateOptions {
     std::function<void(Bytes done, Bytes total)> progress;
 };
 
-// Writes OUT: the widest model of at most `size` bytes whose expert width is a multiple of 128, the
-// dense width growing in proportion; config.json with the new widths; the companions of MODEL.
-// Errors: those of Checkpoint::open; invalid_argument (OUT, a size below the model's); io.
+// `model` is of resolve_model(); a made-up one is written beside OUT for the while
+// (stored_model.h). Writes OUT: the widest model of at most `size` bytes whose expert width is a
+// multiple of 128, the dense width growing in proportion; config.json with the new widths; the
+// companions of MODEL. Errors: those of Checkpoint::open; invalid_argument (OUT, a size below the
+// model's); io, also if the disk has too few bytes free, before anything is written.
 Result<SynthReport> inflate(const std::filesystem::path& model, const std::filesystem::path& out,
                             const InflateOptions& options);
 

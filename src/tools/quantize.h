@@ -81,9 +81,10 @@ struct QuantizeReport {
     Bytes source_bytes = 0;
 };
 
-// Writes OUT: shards, config.json with a quantization_config, and copies of the tokenizer,
-// template, generation and preprocessor files.  The bytes depend on the input, the options and,
-// with texts, the machine's vector instructions only.
+// `model` is of resolve_model(); a made-up one is written beside OUT for the while
+// (stored_model.h). Writes OUT: shards, config.json with a quantization_config, and copies of the
+// tokenizer, template, generation and preprocessor files.  The bytes depend on the input, the
+// options and, with texts, the machine's vector instructions only.
 //
 // Everything is checked before the first byte is written; OUT may exist but must hold no
 // checkpoint.  Until the end all files lie in OUT/.quantize: a run that was stopped goes on from

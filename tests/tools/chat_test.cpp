@@ -86,5 +86,17 @@ TEST(Chat, ErrorsAreOneSentenceAndAnExitCode) {
     EXPECT_EQ(chat("", "--no-such-flag", "2>/dev/null").exit_code, 2);
 }
 
+// A script learns that a message got no reply, also when a later one did.
+TEST(Chat, AMessageWithoutAReplyIsAFailure) {
+    std::string long_message;
+    for (int i = 0; i < 400; ++i)
+        long_message += "word ";
+    const Outcome outcome = chat(long_message + "\\nWhat is 1 + 1?\\n",
+                                 "--temperature 0 --max-tokens 4 --context 128", "2>&1");
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_NE(outcome.output.find("percheron chat: "), std::string::npos) << outcome.output;
+    EXPECT_EQ(count(outcome.output, " tok/s; prompt of "), 1u) << outcome.output;
+}
+
 }  // namespace
 }  // namespace percheron::tools
