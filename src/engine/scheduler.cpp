@@ -52,7 +52,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       cache_(options.pages, options.checkpoints),
       slots_(options.max_running),
-      prefill_order_(options.max_running, options.prefill_rows, options.prefill_slice) {
+      prefill_order_(options.max_running, options.prefill_rows, options.prefill_slice),
+      decode_share_(options.decode_share, options.decode_rows) {
     assert(options.prefill_rows >= grid && options.prefill_rows % grid == 0);
     assert(options.decode_rows >= options.max_running && options.refeed_rows >= 1);
     assert(options.decode_share >= 0 && options.decode_share < 1);
@@ -78,9 +79,9 @@ void Scheduler::plan(StepPlan& plan) {
     const bool decode = std::any_of(running_.begin(), running_.end(),
                                     [](const auto& sequence) { return decodes(*sequence); });
     if (!decode) {
-        decode_owed_ = 0;
+        decode_share_.forgive();
     }
-    if (prefill && !(decode && decode_owed_ > 0)) {
+    if (prefill && !(decode && decode_share_.owed() > 0)) {
         const std::uint32_t rows = prefill_row_limit(decode);
         plan_prefill(plan, prefill_order_.choose(running_, rows), rows);
     } else if (!(prefill && plan_short_prefill(plan)) && decode) {
@@ -91,9 +92,7 @@ void Scheduler::plan(StepPlan& plan) {
 // S9: a prompt that takes a moment does not wait for the decode steps that a long one owes, as long
 // as little more is owed than one slice of prefill owes.
 bool Scheduler::plan_short_prefill(StepPlan& plan) {
-    const double share = options_.decode_share;
-    const double most = 1.25 * options_.prefill_slice * share / (1 - share);
-    if (decode_owed_ > most) {
+    if (decode_share_.owed() > decode_share_.owed_for(1.25 * options_.prefill_slice)) {
         return false;
     }
     const std::uint32_t rows = prefill_order_.rows_of(prefill_order_.short_slice());
@@ -301,11 +300,10 @@ void Scheduler::commit(StepPlan& plan, double seconds) {
         }
     }
     if (plan.numeric_class == ops::NumericClass::decode) {
-        decode_owed_ = std::max(0.0, decode_owed_ - seconds);
+        if (rows > 0) decode_share_.add_decode(rows, seconds);
         return;
     }
-    const double share = options_.decode_share;
-    decode_owed_ += seconds * share / (1 - share);
+    decode_share_.add_prefill(seconds);
     prefill_order_.add_time(rows, seconds);
 }
 

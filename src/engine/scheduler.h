@@ -14,6 +14,7 @@
 
 #include "cache/pools.h"
 #include "cache/prefix_cache.h"
+#include "engine/decode_share.h"
 #include "engine/prefill_order.h"
 #include "engine/sequence_order.h"
 #include "ops/batch.h"
@@ -27,7 +28,7 @@ struct SchedulerOptions {
     std::uint32_t decode_rows = 512;   // of a decode step; at least max_running
     std::uint32_t refeed_rows = 8;     // of one sequence that re-computes what it had generated
     std::uint32_t draft_rows = 0;      // of drafts in a decode step, over all sequences
-    double decode_share = 0.62;        // of the time while both classes have work; below 1
+    double decode_share = 0.52;        // of their rate that streams keep beside prompts; below 1
     double prefill_slice = 0.08;       // seconds of a prefill step while others decode
     std::uint32_t checkpoints = 0;     // of the prefix cache; 0: there is none
 };
@@ -147,7 +148,7 @@ class Scheduler {
     Sequences running_;  // the same order
     Sequence* background_ = nullptr;
     PrefillOrder prefill_order_;
-    double decode_owed_ = 0;  // seconds of decoding before the next prefill step
+    DecodeShare decode_share_;
 };
 
 }  // namespace percheron::engine

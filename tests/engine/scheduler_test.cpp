@@ -226,9 +226,9 @@ TEST(Scheduler, ALongPromptLeavesRunningStreamsTheirShare) {
         for (std::uint64_t arrival = 1; arrival <= 4; ++arrival) {
             player.scheduler().add(make_sequence(arrival, 64, 100'000));
         }
-        ASSERT_TRUE(player.step(0.005));
+        ASSERT_TRUE(player.step(0.02));
         while (player.plan().numeric_class == ops::NumericClass::prefill) {
-            ASSERT_TRUE(player.step(0.005));
+            ASSERT_TRUE(player.step(0.02));
         }
         player.scheduler().add(make_sequence(5, 100'000, 10));
         double decode_seconds = 0;
