@@ -73,8 +73,9 @@ function(percheron_tests name)
     set_target_properties(${name}_test PROPERTIES UNITY_BUILD OFF)
     # Test code is compiled for the builder's patience, not for speed; the rooms keep their flags.
     target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O1>)
-    target_compile_definitions(${name}_test PRIVATE
-        PERCHERON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-        PERCHERON_BINARY="$<TARGET_FILE:percheron>")
+    target_compile_definitions(${name}_test PRIVATE PERCHERON_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    if(TARGET percheron)
+        target_compile_definitions(${name}_test PRIVATE PERCHERON_BINARY="$<TARGET_FILE:percheron>")
+    endif()
     gtest_discover_tests(${name}_test TEST_PREFIX ${name}. NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60)
 endfunction()
