@@ -1,6 +1,6 @@
-// kernel_bench [FILTER]: times the decode kernels at the full model's shapes and prints, for each,
-// the bytes that it must move, the time they would take at this run's read ceiling, the measured
-// median and the share of the ceiling.
+// kernel_bench [FILTER [ROWS]]: times the decode kernels at the full model's shapes and prints, for
+// each, the bytes that it must move, the time they would take at this run's read ceiling, the
+// measured median and the share of the ceiling.
 #include <cstring>
 #include <string>
 
@@ -21,6 +21,11 @@ namespace {
 
 double ceiling = 0;  // GB/s
 int multiprocessors = 0;
+int only_rows = 0;  // 0: all
+
+bool wants(int rows) {
+    return only_rows == 0 || rows == only_rows;
+}
 
 void report(const std::string& name, int rows, double bytes, double plain, double dependent) {
     const double floor = bytes / ceiling / 1e3;
@@ -70,6 +75,7 @@ void bench_product(const ProductCase& one) {
     const int copies = static_cast<int>((400'000'000 + bytes - 1) / bytes);
     const RandomMemory weights(bytes * copies);
     for (int rows : {1, 4, 8, 16, 64}) {
+        if (!wants(rows)) continue;
         check::Random random(5);
         const OnDevice<__nv_bfloat16> x(
             check::as_bf16(check::normals(random, static_cast<std::size_t>(rows) * one.k)));
@@ -424,6 +430,7 @@ int main(int argc, char** argv) {
     const auto wanted = [&](const char* name) {
         return argc < 2 || std::strstr(name, argv[1]) != nullptr;
     };
+    if (argc > 2) only_rows = std::atoi(argv[2]);
     cudaDeviceProp properties;
     require(cudaGetDeviceProperties(&properties, 0), "device");
     multiprocessors = properties.multiProcessorCount;
@@ -445,14 +452,18 @@ int main(int argc, char** argv) {
         bench_sparse(64, 8192);
     }
     if (wanted("mhc turn")) {
-        for (int rows : {1, 8, 64})
-            bench_turn(rows);
+        for (int rows : {1, 8, 64}) {
+            if (wants(rows)) bench_turn(rows);
+        }
     }
     if (wanted("routed layer")) {
-        for (int rows : {1, 4, 8, 64})
-            bench_experts(WeightFormat::w4a16, rows);
-        bench_experts(WeightFormat::fp8_block, 1);
-        bench_experts(WeightFormat::nvfp4, 1);
+        for (int rows : {1, 4, 8, 64}) {
+            if (wants(rows)) bench_experts(WeightFormat::w4a16, rows);
+        }
+        if (wants(1)) {
+            bench_experts(WeightFormat::fp8_block, 1);
+            bench_experts(WeightFormat::nvfp4, 1);
+        }
     }
     return 0;
 }

@@ -174,7 +174,7 @@ Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
     return stage_scratch_bytes(shape, rows) +
            rows * row_parts * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
-           StepBatch::bytes(rows, page_room(shape, rows));
+           StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
 }
 
 Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::size_t logit_rows) {
@@ -193,6 +193,9 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
                                             "logits"));
+    const Bytes row_list = rows * sizeof(std::uint32_t);
+    PERCHERON_ASSIGN(hidden_rows_, DeviceMemory::allocate(row_list, "an MTP step's rows"));
+    PERCHERON_ASSIGN(hidden_rows_host_, PinnedMemory::allocate(row_list, "an MTP step's rows"));
     return batch_.reserve(rows, page_room(shape, rows));
 }
 

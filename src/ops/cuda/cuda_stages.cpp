@@ -8,6 +8,7 @@
 #include "ops/cuda/mhc_turn.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/cuda/sparse_rows.h"
+#include "ops/cuda/stage_products.h"
 #include "ops/cuda/weight_prefetch.h"
 #include "ops/latent_attention.h"
 
@@ -16,29 +17,6 @@ namespace {
 
 // Up to so many rows weights are prefetched: with more the kernels in between leave little time.
 constexpr int prefetch_rows = 8;
-
-FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x, int x_stride, float* y,
-                      int y_stride) {
-    FewRowProduct one;
-    one.weight = weight;
-    one.x = x;
-    one.x_stride = x_stride;
-    one.y = y;
-    one.y_stride = y_stride;
-    return one;
-}
-
-FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x, int x_stride,
-                      __nv_bfloat16* y, int y_stride) {
-    FewRowProduct one = product(weight, x, x_stride, static_cast<float*>(nullptr), y_stride);
-    one.y = y;
-    one.y_is_bf16 = true;
-    return one;
-}
-
-float* floats(const Activations& activations) {
-    return static_cast<float*>(activations.data);
-}
 
 // The grid of the index scores is cut for a power of two of pools, so that a growing context
 // changes a recorded step seldom.  At most `all`: none is scored.
@@ -51,13 +29,6 @@ int pools_bucket(std::size_t pools, std::size_t all, std::size_t limit) {
 }
 
 }  // namespace
-
-template <class... Values>
-bool CudaBackend::only_noted(const Values&... values) {
-    if (fingerprint_ == nullptr) return failed();
-    (fingerprint_->add(values), ...);
-    return true;
-}
 
 const __nv_bfloat16* CudaBackend::parts_of(const Activations& x) {
     auto* const memory = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());

@@ -1,4 +1,5 @@
-// The backend's class: memory and steps in cuda_backend.cpp, the stages in cuda_stages.cpp.
+// The backend's class: memory and steps in cuda_backend.cpp, the trunk's stages in
+// cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp.
 #pragma once
 
 #include <map>
@@ -14,6 +15,7 @@
 #include "ops/cuda/step_batch.h"
 #include "ops/cuda/step_graphs.h"
 #include "ops/cuda/weight_placement.h"
+#include "ops/mtp_stages.h"
 
 namespace percheron::ops::cuda {
 
@@ -23,7 +25,7 @@ struct SideStream {
     cudaEvent_t leaves = nullptr, returns = nullptr;
 };
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, private MtpStages {
   public:
     CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side, bool graphs);
     ~CudaBackend() override;
@@ -67,11 +69,20 @@ class CudaBackend final : public Backend {
                  Activations y) override;
     void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
               Activations logits) override;
+    MtpStages* mtp() override { return this; }
     void read(const Activations& rows, float* out) override;
 
     Result<CudaStepFacts> facts() const;
 
   private:
+    // ---- the MTP layer
+    void mtp_input(const MtpWeights& weights, const WeightMatrix& embedding, const RowBatch& batch,
+                   Activations hidden, std::span<const std::uint32_t> hidden_rows, Activations x,
+                   Activations normed) override;
+    void residual_turn(const float* norm, Activations y, Activations x,
+                       Activations normed) override;
+    void residual_turn_of(const float* norm, const float* y, Activations x, Activations normed);
+
     // ---- a step
     Status launch_all(const RowBatch& batch, const std::function<void()>& stages);
     Result<cudaGraphExec_t> record(std::uint64_t fingerprint, const RowBatch& batch,
@@ -82,7 +93,11 @@ class CudaBackend final : public Backend {
     // Stages are called twice for a step that may be recorded: first only to see what they would
     // launch.  True: noted, nothing more to do.
     template <class... Values>
-    bool only_noted(const Values&... values);
+    bool only_noted(const Values&... values) {
+        if (fingerprint_ == nullptr) return failed();
+        (fingerprint_->add(values), ...);
+        return true;
+    }
     // The step's first error; later launches are skipped.
     void note(const Status& status);
     bool failed() const { return error_.has_value(); }
@@ -127,6 +142,9 @@ class CudaBackend final : public Backend {
     const void* latest_router_ = nullptr;
     bool side_is_ahead_ = false;  // of the main stream, which has to meet it in the end
     DeviceMemory logits_memory_;
+    // Which rows an MTP step reads, on the host and where its kernels find them.
+    PinnedMemory hidden_rows_host_;
+    DeviceMemory hidden_rows_;
     StepBatch batch_;
     StepGraphs graphs_;
     Fingerprint* fingerprint_ = nullptr;  // set while stages are only noted

@@ -143,6 +143,8 @@ __global__ void __launch_bounds__(
     few_row_kernel(const __grid_constant__ Launch launch) {
     constexpr int block_size = block_bytes(format);
     constexpr int unit_tiles = m_tiles * serial;  // of a group of warps
+    // With gate and up a tile of outputs takes two: its gate's and its up's.
+    constexpr int matrices = swiglu ? 2 : 1, out_tiles = unit_tiles / matrices;
     static_assert(!grouped || n_tiles == 1);
     constexpr int warp_sums = unit_tiles * n_tiles * 128;
 
@@ -205,14 +207,15 @@ __global__ void __launch_bounds__(
             for (int m = 0; m < m_tiles; ++m) {
                 const int of_unit = copy_serial * m_tiles + m;
                 // Tiles past the end repeat the last one; their results are not stored.
-                const int tile = min(swiglu ? local : local * unit_tiles + of_unit, s.tiles - 1);
+                const int tile = min(local * out_tiles + of_unit / matrices, s.tiles - 1);
+                const int which = of_unit % matrices;
                 const std::uint8_t* matrix;
                 if constexpr (grouped && units_are_listed)
-                    matrix = listed[copy_entry % listed_units].weight[swiglu ? of_unit : 0];
+                    matrix = listed[copy_entry % listed_units].weight[which];
                 else if constexpr (grouped)
-                    matrix = launch.expert_weights[swiglu ? of_unit : 0][expert];
+                    matrix = launch.expert_weights[which][expert];
                 else
-                    matrix = s.weight[swiglu ? of_unit : 0];
+                    matrix = s.weight[which];
                 copy_from[m] =
                     matrix +
                     (static_cast<std::size_t>(tile) * launch.blocks + first_block) * block_size;
@@ -271,9 +274,8 @@ __global__ void __launch_bounds__(
 
 #pragma unroll 1
         for (int in_turn = 0; in_turn < serial; ++in_turn) {
-            const int first_tile =
-                ((unit_of_matrix - s.first_unit) * groups + group) * (swiglu ? 1 : unit_tiles) +
-                (swiglu ? 0 : in_turn * m_tiles);
+            const int first_tile = ((unit_of_matrix - s.first_unit) * groups + group) * out_tiles +
+                                   in_turn * m_tiles / matrices;
             const int input = first_tile / s.tiles_per_input * s.input_step;
             const __nv_bfloat16* x_at[n_tiles];
 #pragma unroll
@@ -379,13 +381,13 @@ __global__ void __launch_bounds__(
 
         // ---- the slices' sums, in order
         __syncthreads();
-        constexpr int outputs = (swiglu ? 1 : unit_tiles) * n_tiles * 128;
+        constexpr int outputs = out_tiles * n_tiles * 128;
         for (int e = threadIdx.x; e < groups * outputs; e += threads) {
             const int of_group = e / outputs, inside = e % outputs;
             const int m = inside / (n_tiles * 128), t = inside / 128 % n_tiles;
             const int of_lane = inside % 128 / 4, i = inside % 4;
             const int local = (unit_of_matrix - s.first_unit) * groups + of_group;
-            const int tile = swiglu ? local : local * unit_tiles + m;
+            const int tile = local * out_tiles + m;
             const int out = tile * tile_rows + of_lane / 4 + 8 * (i / 2);
             int row = first_row + t * 8 + (of_lane % 4) * 2 + (i & 1);
             if (out >= s.n || row >= rows) continue;
@@ -395,8 +397,8 @@ __global__ void __launch_bounds__(
                 scale = own.scale[0];
                 other_scale = own.scale[1];
             }
-            const float* const first =
-                buffer + (of_group << launch.slices_log2) * warp_sums + inside;
+            const float* const first = buffer + (of_group << launch.slices_log2) * warp_sums +
+                                       m * (matrices - 1) * n_tiles * 128 + inside;
             const float total = sum_of_slices(launch.slices_log2, first, warp_sums) * scale;
             const std::size_t at = static_cast<std::size_t>(row) * s.y_stride + out;
             if constexpr (swiglu) {
@@ -424,7 +426,7 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
     for (int i = 0; i < launch.segment_count; ++i) {
         Segment& s = launch.segments[i];
         s.first_unit = units;
-        const int per_unit = (warps >> launch.slices_log2) * (swiglu ? 1 : m_tiles * serial);
+        const int per_unit = (warps >> launch.slices_log2) * m_tiles * serial / (swiglu ? 2 : 1);
         units += (s.tiles + per_unit - 1) / per_unit;
     }
     launch.units = units;
@@ -464,20 +466,41 @@ bool two_blocks_a_stage(const Launch& launch) {
     return launch.blocks % (2 * slices) == 0;
 }
 
+// How many groups of eight rows share a read of the weights: all of up to 64 rows, but fewer where
+// the matrices are so small that most multiprocessors would have nothing to do.
+int shared_groups(const Launch& launch, bool swiglu, const LaunchContext& context) {
+    const int groups = (launch.rows + 7) / 8;
+    int tiles = 0;
+    for (int i = 0; i < launch.segment_count; ++i)
+        tiles += launch.segments[i].tiles;
+    int together = groups > 4 ? 8 : groups > 2 ? 4 : groups > 1 ? 2 : 1;
+    for (; together > 1; together /= 2) {
+        const int tiles_a_block =
+            (warps >> launch.slices_log2) * (together >= 4 && !swiglu ? 2 : 1);
+        const int blocks =
+            (tiles + tiles_a_block - 1) / tiles_a_block * ((groups + together - 1) / together);
+        if (2 * blocks > context.multiprocessors) break;
+    }
+    return together;
+}
+
 // More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
 // a bit of the result.
 template <WeightFormat format>
 Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
-    const int groups = (launch.rows + 7) / 8;
-    if (groups > 4)
-        return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
-                      : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
-    if (groups > 2)
-        return swiglu ? launch_kernel<format, 4, 2, 1, 1, true>(launch, context)
-                      : launch_kernel<format, 4, 2, 1, 1, false>(launch, context);
-    if (groups > 1)
-        return swiglu ? launch_kernel<format, 2, 1, 2, 1, true>(launch, context)
-                      : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
+    switch (shared_groups(launch, swiglu, context)) {
+        case 8:
+            return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
+                          : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
+        case 4:
+            return swiglu ? launch_kernel<format, 4, 2, 1, 1, true>(launch, context)
+                          : launch_kernel<format, 4, 2, 1, 1, false>(launch, context);
+        case 2:
+            return swiglu ? launch_kernel<format, 2, 1, 2, 1, true>(launch, context)
+                          : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
+        default:
+            break;
+    }
     if constexpr (small_blocks(format)) {
         if (two_blocks_a_stage(launch))
             return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)

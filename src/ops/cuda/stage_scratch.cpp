@@ -70,6 +70,14 @@ ExpertsScratch ExpertsScratch::lay_out(DeviceScratch& scratch, const NetworkShap
     return s;
 }
 
+MtpScratch MtpScratch::lay_out(DeviceScratch& scratch, const NetworkShape& shape,
+                               std::size_t rows) {
+    MtpScratch s;
+    s.embedded = scratch.take<float>(rows * shape.hidden);
+    s.joined = scratch.take<__nv_bfloat16>(rows * 2 * shape.hidden);
+    return s;
+}
+
 std::size_t stage_scratch_bytes(const NetworkShape& shape, std::size_t rows) {
     DeviceScratch scratch;
     const auto measure = [&](auto lay_out) {
@@ -79,6 +87,7 @@ std::size_t stage_scratch_bytes(const NetworkShape& shape, std::size_t rows) {
     measure([&] { KdaScratch::lay_out(scratch, shape, rows); });
     measure([&] { SparseScratch::lay_out(scratch, shape, rows); });
     measure([&] { ExpertsScratch::lay_out(scratch, shape, rows); });
+    measure([&] { MtpScratch::lay_out(scratch, shape, rows); });
     measure([&] { scratch.take<__nv_bfloat16>(rows * shape.dense_intermediate); });
     return scratch.peak();
 }

@@ -79,6 +79,13 @@ struct ExpertsScratch {
                                   std::size_t rows);
 };
 
+// What begins a step of the MTP layer.
+struct MtpScratch {
+    float* embedded = nullptr;        // [R, D]
+    __nv_bfloat16* joined = nullptr;  // [R, 2 D]
+    static MtpScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape, std::size_t rows);
+};
+
 // The largest of all stages' needs.
 std::size_t stage_scratch_bytes(const NetworkShape& shape, std::size_t rows);
 
