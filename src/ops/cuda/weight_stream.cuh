@@ -116,7 +116,6 @@ __device__ inline std::uint32_t in_register() {
 struct UnpackConstants {
     std::uint32_t nibbles = in_register<0x00780078u>();
     std::uint32_t of_16 = in_register<0x41804180u>();
-    std::uint32_t down_4 = in_register<1u << 28>(), down_8 = in_register<1u << 24>();
 };
 
 // (a & b) | c in one instruction.
@@ -163,14 +162,7 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 // 16 + code as bf16, exactly.
-#if SHIFT_BY_PRODUCT
-                const std::uint32_t turned =
-                    r == 1   ? __umulhi(words[product], constants.down_4)
-                    : r == 2 ? __umulhi(words[product], constants.down_8)
-                             : __funnelshift_r(words[product], words[product], 4 * r);
-#else
                 const std::uint32_t turned = __funnelshift_r(words[product], words[product], 4 * r);
-#endif
                 a[product][r] = and_or(turned, constants.nibbles, constants.of_16);
             }
         }

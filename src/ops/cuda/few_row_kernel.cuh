@@ -1,7 +1,11 @@
+// The kernel of the few-row product.
+#pragma once
+
 #include <algorithm>
 #include <type_traits>
 
-#include "ops/cuda/few_row_gemm.h"
+#include "ops/cuda/expert_units.cuh"
+#include "ops/cuda/few_row_launch.h"
 #include "ops/cuda/weight_stream.cuh"
 
 namespace percheron::ops::cuda {
@@ -9,40 +13,6 @@ namespace {
 
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
-
-struct Segment {
-    const std::uint8_t* weight[2];  // gate and up, or the same matrix twice
-    float scale[2];
-    const __nv_bfloat16* x;
-    void* y;
-    int x_stride, y_stride;
-    int tiles_per_input, input_step;
-    int n, tiles;
-    int first_unit;
-    bool y_is_bf16;
-};
-
-struct Launch {
-    Segment segments[largest_product_count];
-    int segment_count;
-    int units;
-    std::uint32_t units_reciprocal;  // 2^32 / units, rounded up
-    int rows;
-    int blocks;       // of k
-    int slices_log2;  // slices of k; the warps of a block are slices x groups of tiles
-    int depth;        // slots of a warp's ring
-    int sum_buffers;
-    // Experts: units are (group of pairs, unit of one segment) instead, see ExpertProduct.
-    ExpertGroup const* groups;
-    const std::int32_t* group_count;
-    int most_groups;
-    const std::uint32_t* pair_order;
-    const std::uint8_t* const* expert_weights[2];
-    const float* expert_scales[2];
-    int pairs_per_row;
-    bool choice_is_older;
-    float limit;
-};
 
 // How many warps a multiprocessor holds and how many bytes of weights they keep under way decide
 // how close the reads come to the memory's rate: fp8 wants warps, bf16 bytes, and the 4-bit
@@ -60,51 +30,8 @@ struct Sizes {
     static constexpr int shared_budget = 224 * 1024 / blocks_per_multiprocessor - 1024;
 };
 
-// Of a unit among those of all groups: its group, and its number there.  Exact for fewer units in
-// all than 2^32 / units of a group.
-struct GroupUnit {
-    int group, unit;
-};
-__device__ inline GroupUnit group_unit(const Launch& launch, int unit) {
-    const int group =
-        launch.units == 1
-            ? unit
-            : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), launch.units_reciprocal));
-    return {group, unit - group * launch.units};
-}
-
-// What a block knows of a unit of the experts' products, so that between two units no read of
-// global memory is waited for.  A ring: entries behind the first ones come in while units are
-// computed.
-constexpr int listed_units = 64, listed_ahead = listed_units / 2;
-struct ListedUnit {
-    const std::uint8_t* weight[2];
-    float scale[2];
-    int count;  // of the group's pairs
-    std::uint16_t pair[expert_group_rows];
-    std::uint16_t x_row[expert_group_rows];  // places past the count repeat the last one
-};
-constexpr int listing_threads = 4;  // of an entry
-
-template <bool swiglu>
-__device__ inline void list_unit(const Launch& launch, int unit, int part, ListedUnit& entry) {
-    const ExpertGroup pairs = launch.groups[group_unit(launch, unit).group];
-    if (part < 2) {
-        entry.weight[part] = launch.expert_weights[swiglu ? part : 0][pairs.expert];
-        entry.scale[part] = launch.expert_scales[part][pairs.expert];
-    }
-    if (part == 2) entry.count = pairs.count;
-#pragma unroll
-    for (int i = part; i < expert_group_rows; i += listing_threads) {
-        const auto pair =
-            static_cast<int>(launch.pair_order[pairs.first + min(i, pairs.count - 1)]);
-        entry.pair[i] = static_cast<std::uint16_t>(pair);
-        entry.x_row[i] = static_cast<std::uint16_t>(pair / launch.pairs_per_row);
-    }
-}
-
 // The segment of a unit; units only grow, so the search goes on from the last one.
-__device__ inline int segment_of(const Launch& launch, int segment, int unit) {
+__device__ inline int segment_of(const FewRowLaunch& launch, int segment, int unit) {
     while (segment + 1 < launch.segment_count && unit >= launch.segments[segment + 1].first_unit)
         ++segment;
     return segment;
@@ -140,7 +67,7 @@ template <WeightFormat format, int n_tiles, int m_tiles, int serial, int stage_b
           bool grouped>
 __global__ void __launch_bounds__(
     threads, Sizes<format, n_tiles, m_tiles, stage_blocks>::blocks_per_multiprocessor)
-    few_row_kernel(const __grid_constant__ Launch launch) {
+    few_row_kernel(const __grid_constant__ FewRowLaunch launch) {
     constexpr int block_size = block_bytes(format);
     constexpr int unit_tiles = m_tiles * serial;  // of a group of warps
     // With gate and up a tile of outputs takes two: its gate's and its up's.
@@ -201,7 +128,7 @@ __global__ void __launch_bounds__(
             } else {
                 copy_segment = segment_of(launch, copy_segment, copy_unit);
             }
-            const Segment& s = launch.segments[copy_segment];
+            const FewRowSegment& s = launch.segments[copy_segment];
             const int local = (unit_of_matrix - s.first_unit) * groups + group;
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m) {
@@ -267,7 +194,7 @@ __global__ void __launch_bounds__(
         } else {
             segment = segment_of(launch, segment, unit);
         }
-        const Segment& s = launch.segments[segment];
+        const FewRowSegment& s = launch.segments[segment];
         float* const buffer = sums + parity * warps * warp_sums;
         if (launch.sum_buffers == 1) __syncthreads();
         parity = parity + 1 == launch.sum_buffers ? 0 : parity + 1;
@@ -420,11 +347,11 @@ __global__ void __launch_bounds__(
 
 template <WeightFormat format, int n_tiles, int m_tiles, int serial, int stage_blocks, bool swiglu,
           bool grouped = false>
-Status launch_kernel(Launch& launch, const LaunchContext& context) {
+Status launch_kernel(FewRowLaunch& launch, const LaunchContext& context) {
     using Size = Sizes<format, n_tiles, m_tiles, stage_blocks>;
     int units = 0;
     for (int i = 0; i < launch.segment_count; ++i) {
-        Segment& s = launch.segments[i];
+        FewRowSegment& s = launch.segments[i];
         s.first_unit = units;
         const int per_unit = (warps >> launch.slices_log2) * m_tiles * serial / (swiglu ? 2 : 1);
         units += (s.tiles + per_unit - 1) / per_unit;
@@ -456,196 +383,5 @@ Status launch_kernel(Launch& launch, const LaunchContext& context) {
         {dim3(most_units, row_groups), threads, shared_bytes}, context, launch);
 }
 
-// Blocks of 4-bit weights are small: two a stage, where every slice has an even number of them,
-// halve the work between blocks.
-constexpr bool small_blocks(WeightFormat format) {
-    return format == WeightFormat::w4a16 || format == WeightFormat::nvfp4;
-}
-bool two_blocks_a_stage(const Launch& launch) {
-    const int slices = 1 << launch.slices_log2;
-    return launch.blocks % (2 * slices) == 0;
-}
-
-// How many groups of eight rows share a read of the weights: all of up to 64 rows, but fewer where
-// the matrices are so small that most multiprocessors would have nothing to do.
-int shared_groups(const Launch& launch, bool swiglu, const LaunchContext& context) {
-    const int groups = (launch.rows + 7) / 8;
-    int tiles = 0;
-    for (int i = 0; i < launch.segment_count; ++i)
-        tiles += launch.segments[i].tiles;
-    int together = groups > 4 ? 8 : groups > 2 ? 4 : groups > 1 ? 2 : 1;
-    for (; together > 1; together /= 2) {
-        const int tiles_a_block =
-            (warps >> launch.slices_log2) * (together >= 4 && !swiglu ? 2 : 1);
-        const int blocks =
-            (tiles + tiles_a_block - 1) / tiles_a_block * ((groups + together - 1) / together);
-        if (2 * blocks > context.multiprocessors) break;
-    }
-    return together;
-}
-
-// More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
-// a bit of the result.
-template <WeightFormat format>
-Status choose_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
-    switch (shared_groups(launch, swiglu, context)) {
-        case 8:
-            return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
-                          : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
-        case 4:
-            return swiglu ? launch_kernel<format, 4, 2, 1, 1, true>(launch, context)
-                          : launch_kernel<format, 4, 2, 1, 1, false>(launch, context);
-        case 2:
-            return swiglu ? launch_kernel<format, 2, 1, 2, 1, true>(launch, context)
-                          : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
-        default:
-            break;
-    }
-    if constexpr (small_blocks(format)) {
-        if (two_blocks_a_stage(launch))
-            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
-                          : launch_kernel<format, 1, 2, 1, 2, false>(launch, context);
-    }
-    if constexpr (format == WeightFormat::bf16) {
-        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true>(launch, context);
-    }
-    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true>(launch, context)
-                  : launch_kernel<format, 1, 1, 1, 1, false>(launch, context);
-}
-
-template <WeightFormat format>
-Status choose_expert_kernel(Launch& launch, bool swiglu, const LaunchContext& context) {
-    if constexpr (small_blocks(format)) {
-        if (two_blocks_a_stage(launch))
-            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
-                          : launch_kernel<format, 1, 2, 1, 2, false, true>(launch, context);
-    }
-    if constexpr (format == WeightFormat::bf16) {
-        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true, true>(launch, context);
-    }
-    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true, true>(launch, context)
-                  : launch_kernel<format, 1, 1, 1, 1, false, true>(launch, context);
-}
-
-int log2_of_slices(WeightFormat format, int k) {
-    const int slices = slice_count(format, k);
-    return slices == 8 ? 3 : slices == 4 ? 2 : slices == 2 ? 1 : 0;
-}
-
 }  // namespace
-
-Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
-                    const LaunchContext& context) {
-    if (products.empty() || products.size() > largest_product_count || rows < 1)
-        return Error(ErrorCode::invalid_argument,
-                     "a few-row product takes 1 to 8 matrices and at least one row");
-    const WeightFormat format = products[0].weight.format;
-    const bool swiglu = products[0].up.data != nullptr;
-    Launch launch = {};
-    launch.segment_count = static_cast<int>(products.size());
-    launch.rows = rows;
-    launch.limit = swiglu_limit;
-    launch.blocks = products[0].weight.blocks();
-    launch.slices_log2 = log2_of_slices(format, products[0].weight.k);
-    for (std::size_t i = 0; i < products.size(); ++i) {
-        const FewRowProduct& product = products[i];
-        const PackedMatrix& weight = product.weight;
-        if (weight.format != format || (product.up.data != nullptr) != swiglu)
-            return Error(ErrorCode::invalid_argument,
-                         "the matrices of one few-row product must share format and kind");
-        if (swiglu &&
-            (product.up.format != format || product.up.n != weight.n || product.up.k != weight.k))
-            return Error(ErrorCode::invalid_argument, "gate and up must share format and shape");
-        if (weight.k != products[0].weight.k)
-            return Error(ErrorCode::invalid_argument,
-                         "the matrices of one few-row product must share k");
-        if (product.x_stride % 8 != 0 || product.input_step % 8 != 0 ||
-            product.x_stride < weight.blocks() * block_columns)
-            return Error(ErrorCode::invalid_argument,
-                         "a few-row product needs rows of x padded to a multiple of 128 columns");
-        Segment& s = launch.segments[i];
-        s.weight[0] = weight.data;
-        s.weight[1] = swiglu ? product.up.data : weight.data;
-        s.scale[0] = weight.global_scale;
-        s.scale[1] = swiglu ? product.up.global_scale : weight.global_scale;
-        s.x = product.x;
-        s.x_stride = product.x_stride;
-        s.y = product.y;
-        s.y_stride = product.y_stride;
-        s.n = weight.n;
-        s.tiles = weight.tiles();
-        s.tiles_per_input = s.tiles;
-        if (product.outputs_per_input > 0) {
-            // Two tiles are computed together, so an input's tiles come in pairs.
-            if (product.outputs_per_input % (2 * tile_rows) != 0 ||
-                weight.n % product.outputs_per_input != 0)
-                return Error(ErrorCode::invalid_argument,
-                             "outputs that share an input come in multiples of 32");
-            s.tiles_per_input = product.outputs_per_input / tile_rows;
-            s.input_step = product.input_step;
-        }
-        s.y_is_bf16 = product.y_is_bf16;
-    }
-    switch (format) {
-        case WeightFormat::bf16:
-            return choose_kernel<WeightFormat::bf16>(launch, swiglu, context);
-        case WeightFormat::fp8_block:
-            return choose_kernel<WeightFormat::fp8_block>(launch, swiglu, context);
-        case WeightFormat::w4a16:
-            return choose_kernel<WeightFormat::w4a16>(launch, swiglu, context);
-        case WeightFormat::nvfp4:
-            return choose_kernel<WeightFormat::nvfp4>(launch, swiglu, context);
-        case WeightFormat::f32:
-            break;
-    }
-    return Error(ErrorCode::unsupported, "the few-row product has no kernel for this format");
-}
-
-Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, float swiglu_limit,
-                   const LaunchContext& context) {
-    const bool swiglu = product.ups != nullptr;
-    const int blocks = (product.k + block_columns - 1) / block_columns;
-    if (product.x_stride % 8 != 0 || product.x_stride < blocks * block_columns)
-        return Error(ErrorCode::invalid_argument,
-                     "an expert product needs rows of x padded to a multiple of 128 columns");
-    Launch launch = {};
-    launch.segment_count = 1;
-    launch.rows = expert_group_rows;
-    launch.limit = swiglu_limit;
-    launch.blocks = blocks;
-    launch.slices_log2 = log2_of_slices(product.format, product.k);
-    launch.groups = choice.groups;
-    launch.group_count = choice.group_count;
-    launch.most_groups = choice.pairs;
-    launch.pair_order = choice.pair_order;
-    launch.expert_weights[0] = product.weights;
-    launch.expert_weights[1] = product.ups;
-    launch.expert_scales[0] = product.scales;
-    launch.expert_scales[1] = product.up_scales;
-    launch.pairs_per_row = product.pairs_per_row;
-    launch.choice_is_older = product.choice_is_older;
-    Segment& s = launch.segments[0];
-    s.x = product.x;
-    s.x_stride = product.x_stride;
-    s.y = product.y;
-    s.y_stride = product.y_stride;
-    s.y_is_bf16 = swiglu;
-    s.n = product.n;
-    s.tiles = (product.n + tile_rows - 1) / tile_rows;
-    s.tiles_per_input = s.tiles;
-    switch (product.format) {
-        case WeightFormat::bf16:
-            return choose_expert_kernel<WeightFormat::bf16>(launch, swiglu, context);
-        case WeightFormat::fp8_block:
-            return choose_expert_kernel<WeightFormat::fp8_block>(launch, swiglu, context);
-        case WeightFormat::w4a16:
-            return choose_expert_kernel<WeightFormat::w4a16>(launch, swiglu, context);
-        case WeightFormat::nvfp4:
-            return choose_expert_kernel<WeightFormat::nvfp4>(launch, swiglu, context);
-        case WeightFormat::f32:
-            break;
-    }
-    return Error(ErrorCode::unsupported, "the expert product has no kernel for this format");
-}
-
 }  // namespace percheron::ops::cuda

@@ -1,0 +1,82 @@
+// Which of the few-row kernels computes a product.
+#pragma once
+
+#include "ops/cuda/few_row_kernel.cuh"
+
+namespace percheron::ops::cuda {
+namespace {
+
+// Blocks of 4-bit weights are small: two a stage, where every slice has an even number of them,
+// halve the work between blocks.
+constexpr bool small_blocks(WeightFormat format) {
+    return format == WeightFormat::w4a16 || format == WeightFormat::nvfp4;
+}
+bool two_blocks_a_stage(const FewRowLaunch& launch) {
+    const int slices = 1 << launch.slices_log2;
+    return launch.blocks % (2 * slices) == 0;
+}
+
+// How many groups of eight rows share a read of the weights: all of up to 64 rows, but fewer where
+// the matrices are so small that most multiprocessors would have nothing to do.
+int shared_groups(const FewRowLaunch& launch, bool swiglu, const LaunchContext& context) {
+    const int groups = (launch.rows + 7) / 8;
+    int tiles = 0;
+    for (int i = 0; i < launch.segment_count; ++i)
+        tiles += launch.segments[i].tiles;
+    int together = groups > 4 ? 8 : groups > 2 ? 4 : groups > 1 ? 2 : 1;
+    for (; together > 1; together /= 2) {
+        const int tiles_a_block =
+            (warps >> launch.slices_log2) * (together >= 4 && !swiglu ? 2 : 1);
+        const int blocks =
+            (tiles + tiles_a_block - 1) / tiles_a_block * ((groups + together - 1) / together);
+        if (2 * blocks > context.multiprocessors) break;
+    }
+    return together;
+}
+
+}  // namespace
+
+// More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
+// a bit of the result.
+template <WeightFormat format>
+Status launch_product(FewRowLaunch& launch, bool swiglu, const LaunchContext& context) {
+    switch (shared_groups(launch, swiglu, context)) {
+        case 8:
+            return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
+                          : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
+        case 4:
+            return swiglu ? launch_kernel<format, 4, 2, 1, 1, true>(launch, context)
+                          : launch_kernel<format, 4, 2, 1, 1, false>(launch, context);
+        case 2:
+            return swiglu ? launch_kernel<format, 2, 1, 2, 1, true>(launch, context)
+                          : launch_kernel<format, 2, 1, 1, 1, false>(launch, context);
+        default:
+            break;
+    }
+    if constexpr (small_blocks(format)) {
+        if (two_blocks_a_stage(launch))
+            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true>(launch, context)
+                          : launch_kernel<format, 1, 2, 1, 2, false>(launch, context);
+    }
+    if constexpr (format == WeightFormat::bf16) {
+        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true>(launch, context);
+    }
+    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, 1, false>(launch, context);
+}
+
+template <WeightFormat format>
+Status launch_experts(FewRowLaunch& launch, bool swiglu, const LaunchContext& context) {
+    if constexpr (small_blocks(format)) {
+        if (two_blocks_a_stage(launch))
+            return swiglu ? launch_kernel<format, 1, 2, 1, 2, true, true>(launch, context)
+                          : launch_kernel<format, 1, 2, 1, 2, false, true>(launch, context);
+    }
+    if constexpr (format == WeightFormat::bf16) {
+        if (swiglu) return launch_kernel<format, 1, 2, 1, 1, true, true>(launch, context);
+    }
+    return swiglu ? launch_kernel<format, 1, 1, 2, 1, true, true>(launch, context)
+                  : launch_kernel<format, 1, 1, 1, 1, false, true>(launch, context);
+}
+
+}  // namespace percheron::ops::cuda
