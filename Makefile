@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 # files every minute, or shares a compiler cache between trees, configures by the preset alone.
 JOINED := -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6
 
-.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-resend bench-restore bench-server
+.PHONY: setup build serve test test-slow lint install clean gpu-kit bench-batch bench-draft bench-resend bench-restore bench-server
 
 setup:
 	@scripts/setup
@@ -38,6 +38,10 @@ gpu-kit:
 # What batching gains: eight streams over one.
 bench-batch: build
 	@scripts/bench-batch
+
+# What drafting gains, and whether auto finds it: a grid of streams, texts and temperatures.
+bench-draft: build
+	@scripts/bench-draft
 
 # What the prefix cache gains: a prompt of 64K tokens sent again.
 bench-resend: build

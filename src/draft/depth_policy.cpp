@@ -5,91 +5,117 @@
 namespace percheron::draft {
 namespace {
 
-// Of a step of one row, before anything else is known.
-constexpr double guessed_share_of_a_row = 0.3;
-// Rows squared that must have been seen before the guess is outweighed.
-constexpr double weight_of_the_guess = 1.0;
-constexpr double memory = 0.98;  // the latest fifty steps or so
+// What starts must promise so much more than the step without it; passes, whose time is sure and
+// whose gain is not, more than copies.
+constexpr double margin_to_start = 1.02;
+constexpr double margin_to_pass = 1.05;
 
-// Starting to draft must promise so much more than going on with it.
-constexpr double margin_to_start = 1.15;
-
-struct Worth {
-    std::uint32_t depth = 0;
-    double tokens = 0;
-    double seconds = 0;
-};
-
-// The drafts of `offer` that are worth their places at `rate`.
-Worth worth_of(const Offer& offer, double rate, double row_seconds, double margin) {
-    Worth worth;
-    double chance = offer.first;
-    const double seconds = offer.seconds + row_seconds;
-    while (worth.depth < offer.most && chance > margin * rate * seconds) {
-        ++worth.depth;
-        worth.tokens += chance;
-        worth.seconds += seconds;
-        chance *= offer.later;
+// What the first `limit` drafts of an offer are worth where each costs `price` tokens.
+double worth_of(const Offer& offer, std::uint32_t limit, double price) {
+    double worth = 0;
+    double chance = 1;
+    for (std::uint32_t draft = 0; draft < std::min(offer.most, limit); ++draft) {
+        chance *= offer.chance(draft);
+        if (chance <= price) break;
+        worth += chance - price;
     }
     return worth;
 }
 
 }  // namespace
 
-void StepCosts::observe(double rows, double seconds) {
-    weight_ = memory * weight_ + 1;
-    const double share = 1 / weight_;
-    const double by_rows = rows - rows_;
-    const double by_seconds = seconds - seconds_;
-    rows_ += share * by_rows;
-    seconds_ += share * by_seconds;
-    rows_squared_ = memory * rows_squared_ + (1 - share) * by_rows * by_rows;
-    rows_seconds_ = memory * rows_seconds_ + (1 - share) * by_rows * by_seconds;
-}
-
-double StepCosts::seconds_per_row() const {
-    // A step of `rows_` rows as the guess would have it.
-    const double guess =
-        guessed_share_of_a_row * seconds_ / (1 + guessed_share_of_a_row * (rows_ - 1));
-    const double slope =
-        (rows_seconds_ + weight_of_the_guess * guess) / (rows_squared_ + weight_of_the_guess);
-    return std::max(slope, 0.0);
-}
-
-double StepCosts::seconds(double rows) const {
-    // No step is faster than a share of the mean one, whatever the line says.
-    return std::max(seconds_ + seconds_per_row() * (rows - rows_), 0.2 * seconds_);
-}
-
-void choose_depths(std::span<Choice> choices, const StepCosts& costs) {
-    const auto count = static_cast<double>(choices.size());
-    const double plain_seconds = costs.seconds(count);
-    const double row_seconds = costs.seconds_per_row();
-    double rate = count / plain_seconds;
-    constexpr int rounds = 4;  // it settles within two or three
-    for (int round = 0; round < rounds; ++round) {
-        double tokens = count;
-        double seconds = plain_seconds;
-        for (Choice& choice : choices) {
-            const double margin = choice.drafting ? 1.0 : margin_to_start;
-            Worth best;
-            double best_gain = 0;
-            choice.depth = 0;
-            for (std::uint32_t i = 0; i < choice.offers.size(); ++i) {
-                const Worth worth = worth_of(choice.offers[i], rate, row_seconds, margin);
-                const double gain = worth.tokens - rate * worth.seconds;
-                if (worth.depth > 0 && gain > best_gain) {
-                    best = worth;
-                    best_gain = gain;
-                    choice.offer = i;
-                    choice.depth = worth.depth;
-                }
-            }
-            tokens += best.tokens;
-            seconds += best.seconds;
+// Everybody's drafts, likeliest first, where the timed proposer has `passes`; each sequence takes
+// those of its better proposer.
+void DepthPolicy::list(std::span<const Choice> choices, std::uint32_t passes, double price) {
+    drafts_.clear();
+    timed_.assign(choices.size(), false);
+    for (std::uint32_t i = 0; i < choices.size(); ++i) {
+        const Choice& choice = choices[i];
+        constexpr std::uint32_t no_limit = 0xffffffffu;
+        timed_[i] = passes > 0 &&
+                    worth_of(choice.timed, passes, price) > worth_of(choice.copy, no_limit, price);
+        const Offer& offer = timed_[i] ? choice.timed : choice.copy;
+        const std::uint32_t most = timed_[i] ? std::min(offer.most, passes) : offer.most;
+        double chance = 1;
+        for (std::uint32_t draft = 0; draft < most; ++draft) {
+            chance *= offer.chance(draft);
+            drafts_.push_back({chance, i});
         }
-        rate = tokens / seconds;
     }
+    std::stable_sort(drafts_.begin(), drafts_.end(),
+                     [](const Draft& a, const Draft& b) { return a.chance > b.chance; });
+}
+
+DepthPolicy::Round DepthPolicy::best_of(std::span<const Choice> choices, std::uint32_t passes,
+                                        double price, const RoundCosts& costs) {
+    list(choices, passes, price);
+    const auto passing = static_cast<double>(std::count(timed_.begin(), timed_.end(), true));
+    double pass_seconds = 0;
+    if (passing > 0) {
+        pass_seconds = costs.passes->seconds(passing) * (costs.one_pass ? 1 : passes);
+    }
+    const auto sequences = static_cast<double>(choices.size());
+    Round best;
+    best.passes = passes;
+    double tokens = sequences;
+    for (std::uint32_t drafts = 0; drafts <= drafts_.size(); ++drafts) {
+        if (drafts > 0) tokens += drafts_[drafts - 1].chance;
+        const double rate =
+            tokens / (costs.step->seconds(sequences + drafts) + (drafts > 0 ? pass_seconds : 0));
+        if (rate > best.rate) {
+            best.rate = rate;
+            best.drafts = drafts;
+        }
+    }
+    return best;
+}
+
+double DepthPolicy::choose(std::span<Choice> choices, const RoundCosts& costs, bool drafting,
+                           bool passing) {
+    for (Choice& choice : choices) {
+        choice.use_timed = false;
+        choice.depth = 0;
+    }
+    if (choices.empty()) {
+        return 0;
+    }
+    const auto sequences = static_cast<double>(choices.size());
+    const double plain = sequences / costs.step->seconds(sequences);
+    const auto price_at = [&](const Round& round) {
+        const double rows = sequences + round.drafts;
+        return round.rate * (costs.step->seconds(rows + 1) - costs.step->seconds(rows));
+    };
+    std::uint32_t deepest = 0;
+    for (const Choice& choice : choices) {
+        deepest = std::max(deepest, choice.timed.most);
+    }
+    if (costs.passes == nullptr || !costs.passes->known()) {
+        deepest = 0;
+    }
+    Round best = best_of(choices, 0, 0, costs);
+    if (best.rate < (drafting ? 1 : margin_to_start) * plain) {
+        best = {plain, 0, 0};
+    }
+    double price = price_at(best);
+    const double to_beat = (passing ? 1.01 : margin_to_pass) * best.rate;
+    Round passed;
+    for (std::uint32_t passes = 1; passes <= deepest; ++passes) {
+        const Round round = best_of(choices, passes, price, costs);
+        if (round.rate <= passed.rate) {
+            break;  // a further pass would name what is likelier wrong still
+        }
+        passed = round;
+    }
+    if (passed.drafts > 0 && passed.rate > to_beat) {
+        best = passed;
+    }
+    list(choices, best.passes, price);
+    for (std::uint32_t i = 0; i < best.drafts; ++i) {
+        Choice& choice = choices[drafts_[i].choice];
+        ++choice.depth;
+        choice.use_timed = timed_[drafts_[i].choice];
+    }
+    return best.rate;
 }
 
 }  // namespace percheron::draft

@@ -1,18 +1,22 @@
 // How many drafts a round is worth, found out while running.
 //
-// A decode step over S sequences and D drafts takes about base + row * (S + D) seconds and gives S
-// tokens and every draft that holds.  Depths are chosen for the whole batch's committed tokens per
-// second, not for a stream by itself:
+// A decode step over S sequences and D drafts gives S tokens and every draft that holds.  Depths
+// are chosen for the whole batch's committed tokens per second, not for a stream by itself:
 //
-//   rate = (S + sum of chances) / (step(S + D) + what the proposers take)
+//   rate = (S + sum of chances) / (step(S + D) + passes)
 //
-// A draft is worth its place where its chance of holding exceeds rate * (its seconds).  The best
-// rate is found by taking that for granted and asking again (Dinkelbach's method for a ratio).
+// Copies are free but for their rows; a proposer with passes of its own takes one over all
+// sequences that draft with it for each draft of the deepest of them (or one for all its drafts:
+// a block).  For every number of passes the drafts are taken in order of their chances, so that the
+// best of all sizes of a step is found whatever the shape of step().
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
+
+#include "draft/step_costs.h"
 
 namespace percheron::draft {
 
@@ -34,41 +38,56 @@ class Belief {
     double tries_;
 };
 
-// Seconds of a decode step by its rows: a line through what was seen lately.  Before rows have
-// varied the slope is taken for a guess's share of the whole.
-class StepCosts {
-  public:
-    void observe(double rows, double seconds);
-    bool known() const { return weight_ > 0; }
-    double seconds(double rows) const;
-    double seconds_per_row() const;
-
-  private:
-    double weight_ = 0;
-    double rows_ = 0;  // weighted means
-    double seconds_ = 0;
-    double rows_squared_ = 0;  // weighted sums about the means
-    double rows_seconds_ = 0;
-};
+// Of the first, the second and all further drafts of a round, each if those before hold.
+using Beliefs = std::array<Belief, 3>;
 
 // Drafts that somebody would name for a sequence.
 struct Offer {
-    double first = 0;        // chance of the first draft
-    double later = 0;        // of each further one, if all before hold
-    std::uint32_t most = 0;  // drafts
-    double seconds = 0;      // a draft, beside its row in the trunk's step
+    std::array<double, 3> chances{};  // as Beliefs
+    std::uint32_t most = 0;           // drafts
+
+    double chance(std::uint32_t draft) const { return chances[draft < 2 ? draft : 2]; }
 };
 
 struct Choice {
-    std::array<Offer, 2> offers;
-    bool drafting = false;  // had drafts in its latest step: hysteresis
+    Offer copy;   // named already
+    Offer timed;  // by the proposer that takes time
 
     // The answer.
-    std::uint32_t offer = 0;
+    bool use_timed = false;
     std::uint32_t depth = 0;
 };
 
-// Fills every choice's answer for the step with one row each and the drafts chosen.
-void choose_depths(std::span<Choice> choices, const StepCosts& costs);
+struct RoundCosts {
+    const StepCosts* step = nullptr;    // by rows, drafts included
+    const StepCosts* passes = nullptr;  // of the proposer that takes time, by sequences
+    bool one_pass = false;              // it names all its drafts in one
+};
+
+class DepthPolicy {
+  public:
+    // Fills every choice's answer for the step with one row each and the drafts chosen.
+    // `drafting`, `passing`: the latest step had drafts, or passes; what goes on needs less of a
+    // gain than what starts.  The rate that is expected, 0 without choices.
+    double choose(std::span<Choice> choices, const RoundCosts& costs, bool drafting, bool passing);
+
+  private:
+    struct Draft {
+        double chance = 0;  // that all up to it hold
+        std::uint32_t choice = 0;
+    };
+    struct Round {
+        double rate = 0;
+        std::uint32_t passes = 0;
+        std::uint32_t drafts = 0;
+    };
+
+    void list(std::span<const Choice> choices, std::uint32_t passes, double price);
+    Round best_of(std::span<const Choice> choices, std::uint32_t passes, double price,
+                  const RoundCosts& costs);
+
+    std::vector<Draft> drafts_;
+    std::vector<bool> timed_;  // whether a choice's drafts in drafts_ are the timed proposer's
+};
 
 }  // namespace percheron::draft

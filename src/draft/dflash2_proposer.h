@@ -29,6 +29,7 @@ class Dflash2Proposer final : public Proposer {
 
     std::string_view name() const override { return "dflash2"; }
     bool takes_time() const override { return true; }
+    bool one_pass() const override { return true; }
     void begin(RequestSlot slot) override { cache_->clear(slot); }
     void resume(RequestSlot slot, Position position, CheckpointId checkpoint) override {
         cache_->restore(slot, position, checkpoint);

@@ -9,8 +9,12 @@
 namespace percheron::draft {
 
 MtpProposer::MtpProposer(const model::Network& trunk, std::unique_ptr<model::MtpLayer> layer,
-                         ops::LatentPages pages)
-    : trunk_(trunk), layer_(std::move(layer)), pages_(pages), sampler_(trunk.config().vocabulary) {}
+                         ops::LatentPages pages, std::uint32_t slots)
+    : trunk_(trunk),
+      layer_(std::move(layer)),
+      pages_(pages),
+      texts_(slots),
+      sampler_(trunk.config().vocabulary) {}
 
 void MtpProposer::begin_batch() {
     batch_sequences_.clear();
@@ -20,13 +24,22 @@ void MtpProposer::begin_batch() {
     hidden_rows_.clear();
 }
 
+void MtpProposer::see(const DraftSequence& sequence) {
+    SeenText& text = texts_[to_int(sequence.slot)];
+    if (!text.begun) {
+        text = {true, sequence.first, 0};  // what lies before is in the prefix cache's pages
+    }
+    text.left_out += sequence.first - text.end;
+    text.end = sequence.first + sequence.rows;
+}
+
 void MtpProposer::add_rows(const DraftSequence& sequence, Position first, std::uint32_t count,
                            std::uint32_t first_hidden) {
     ops::SequenceRows rows;
     rows.first_row = static_cast<std::uint32_t>(batch_tokens_.size());
     rows.row_count = count;
-    rows.first_position = first;
-    rows.state_position = first;
+    rows.first_position = first - texts_[to_int(sequence.slot)].left_out;
+    rows.state_position = rows.first_position;
     rows.commit_rows = count;
     rows.slot = sequence.slot;
     rows.pages = sequence.pages;
@@ -72,6 +85,7 @@ Status MtpProposer::propose(ops::NumericClass step_class, std::span<DraftSequenc
         if (sequence.rows == 0) {
             continue;
         }
+        see(sequence);
         add_rows(sequence, sequence.first, sequence.rows, sequence.first_row);
         if (sequence.most > 0) {
             const auto row = static_cast<std::uint32_t>(batch_tokens_.size() - 1);

@@ -5,6 +5,9 @@
 // first draft; each further draft costs one more row of the layer, which goes on from its own
 // hidden row and the draft before.  Those rows lie at positions the true ones are written to later.
 // Drafts are drawn with the sequence's own parameters and the noise of their positions.
+//
+// Generated rows that it was not shown are left out of the layer's text: nothing in the layer knows
+// of positions but the order, so what comes after a gap is written right behind what came before.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +30,12 @@ class MtpProposer final : public Proposer {
     // `pages` are the layer's own.  Trunk and pages outlive the proposer; it looks at the trunk's
     // latest hidden rows.
     MtpProposer(const model::Network& trunk, std::unique_ptr<model::MtpLayer> layer,
-                ops::LatentPages pages);
+                ops::LatentPages pages, std::uint32_t slots);
 
     std::string_view name() const override { return "mtp"; }
     bool takes_time() const override { return true; }
-    void begin(RequestSlot) override {}
+    bool bridges_gaps() const override { return true; }
+    void begin(RequestSlot slot) override { texts_[to_int(slot)] = {}; }
     Status propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) override;
 
   private:
@@ -41,7 +45,15 @@ class MtpProposer final : public Proposer {
         std::uint32_t row = 0;
     };
 
+    // What the layer has seen of a slot's sequence.
+    struct SeenText {
+        bool begun = false;
+        Position end = 0;       // of the sequence, where the next row is expected
+        Position left_out = 0;  // rows before it
+    };
+
     void begin_batch();
+    void see(const DraftSequence& sequence);
     void add_rows(const DraftSequence& sequence, Position first, std::uint32_t count,
                   std::uint32_t first_hidden);
     Result<std::span<const float>> run(ops::NumericClass numeric_class, ops::Activations hidden);
@@ -51,6 +63,7 @@ class MtpProposer final : public Proposer {
     const model::Network& trunk_;
     std::unique_ptr<model::MtpLayer> layer_;
     ops::LatentPages pages_;
+    std::vector<SeenText> texts_;  // by slot
     sampling::Sampler sampler_;
     bool blamed_ = false;  // broken logits have been logged
 

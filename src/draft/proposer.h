@@ -6,7 +6,8 @@
 // touch the trunk's caches, and it may not keep anything by row of a batch: its state goes by slot.
 //
 // After every step of the trunk, tokens taken, it is shown each sequence of the step that lives on,
-// with the rows that stay: rejected ones are not among them.
+// with the rows that stay: rejected ones are not among them.  Where depths are chosen while running
+// it may miss generated rows (bridges_gaps()).
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,7 @@ struct DraftSequence {
     Drawing drawing;
 
     // The step's rows that stay: positions [first, first + rows), from row first_row of its batch.
+    // 0: nothing is to be looked at; a proposer that bridges gaps is left out of steps like this.
     Position first = 0;
     std::uint32_t rows = 0;
     std::uint32_t first_row = 0;
@@ -67,6 +69,12 @@ class Proposer {
     // Naming drafts takes steps of its own, so that how many are wanted is decided before;
     // otherwise they cost nothing and are cut to what they are worth.
     virtual bool takes_time() const { return false; }
+    // All drafts of a round are named in one pass, however many; otherwise each takes one.
+    virtual bool one_pass() const { return false; }
+    // Generated rows that it was not shown cost it a worse guess at most, so that it need not be
+    // kept up to date while it is not asked.  Otherwise it is given up for a sequence whose rows it
+    // has missed, until begin().  Prompts it always sees.
+    virtual bool bridges_gaps() const { return false; }
     // How much there is to be said for the slot's latest drafts, 0 to 2; what is learned of one
     // strength is not believed of another.
     static constexpr std::uint32_t strengths = 3;

@@ -3,25 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <utility>
 
 #include "core/logging.h"
 
 namespace percheron::engine {
 namespace {
-
-// Adaptive depth.  What a sequence starts with of what others have shown, as so many tries, and
-// never so little that nothing is tried.
-constexpr double tries_of_others = 4;
-constexpr double least_hope = 0.4;
-// For so many steps without a draft worth its place a proposer that takes time is kept up to date;
-// then it is given up for the sequence.  Copies are tried again every so many steps.
-constexpr std::uint32_t patience = 6;
-// After so many sequences that gave up without one draft, only each so-manieth tries again.
-constexpr std::uint32_t disappointments = 3;
-constexpr std::uint32_t sequences_between_tries = 16;
-constexpr std::uint32_t steps_between_tries = 32;
-// Of a step of one row, before a pass has been measured.
-constexpr double guessed_share_of_a_pass = 0.15;
 
 // So many drafts of one proposer without a hit are worth a word.
 constexpr std::uint32_t hopeless_drafts = 512;
@@ -29,14 +16,17 @@ constexpr std::uint32_t hopeless_drafts = 512;
 }  // namespace
 
 DraftRounds::DraftRounds(Proposers proposers, const draft::DraftOptions& options,
-                         std::vector<TokenId> banned_tokens, Scheduler& scheduler)
+                         const draft::StepShape& shape, std::vector<TokenId> banned_tokens,
+                         Scheduler& scheduler)
     : proposers_(std::move(proposers)),
       options_(options),
       banned_tokens_(std::move(banned_tokens)),
       scheduler_(scheduler),
-      windows_(proposers_.size()),
-      beliefs_(proposers_.size() * draft::Proposer::strengths,
-               {draft::Belief(0.7, 10), draft::Belief(0.6, 10)}) {}
+      windows_(proposers_.size()) {
+    if (options_.adaptive) {
+        depths_.emplace(proposers_, shape);
+    }
+}
 
 std::string DraftRounds::name() const {
     std::string name;
@@ -69,23 +59,15 @@ void DraftRounds::begin(Sequence& sequence, std::optional<CheckpointId> restored
             proposer->resume(*sequence.slot, sequence.computed, *restored);
         }
     }
-    if (options_.adaptive) {
-        Drafting& drafting = sequence.drafting;
-        drafting.beliefs.clear();
-        for (const auto& [first, later] : beliefs_) {
-            drafting.beliefs.push_back(
-                {draft::Belief(std::max(first.chance(), least_hope), tries_of_others),
-                 draft::Belief(std::max(later.chance(), least_hope), tries_of_others)});
-        }
-        drafting.undrafted = 0;
-        drafting.retired =
-            disappointed_ >= disappointments && ++begun_ % sequences_between_tries != 0;
+    if (depths_) {
+        depths_->begin(sequence);
     }
 }
 
 void DraftRounds::count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict) {
     Drafting& drafting = sequence.drafting;
     drafting.drafts.clear();
+    tokens_ += verdict.taken;
     if (drafted == 0) {
         return;
     }
@@ -100,20 +82,8 @@ void DraftRounds::count(Sequence& sequence, std::uint32_t drafted, const draft::
         ++drafting.accepted_per_position[i];
     }
     watch(drafting.proposer, drafted, verdict.accepted);
-    if (options_.adaptive) {
-        learn(sequence, drafted, verdict);
-    }
-}
-
-void DraftRounds::learn(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict) {
-    const Drafting& drafting = sequence.drafting;
-    const std::size_t kind = drafting.proposer * draft::Proposer::strengths + drafting.strength;
-    // The first that does not hold is a try too, unless the sequence ended before it was looked at.
-    const bool failed = verdict.accepted < drafted && !verdict.ended;
-    for (std::uint32_t i = 0; i < verdict.accepted + (failed ? 1 : 0); ++i) {
-        const bool holds = i < verdict.accepted;
-        sequence.drafting.beliefs[kind][i > 0].see(holds);
-        beliefs_[kind][i > 0].see(holds);
+    if (depths_) {
+        depths_->learn(sequence, drafted, verdict);
     }
 }
 
@@ -208,19 +178,20 @@ void DraftRounds::collect(const StepPlan& plan) {
 }
 
 Status DraftRounds::propose(const StepPlan& plan, double seconds) {
-    if (plan.numeric_class == ops::NumericClass::decode) {
-        std::uint32_t rows = 0;
+    const std::uint32_t tokens = std::exchange(tokens_, 0);
+    if (depths_ && plan.numeric_class == ops::NumericClass::decode) {
+        std::uint32_t rows = 0, sequences = 0;
         for (const PlannedRows& planned : plan.rows) {
             rows += planned.count;
+            sequences += planned.wants_token ? 1 : 0;
         }
-        step_costs_.observe(rows, seconds);
+        depths_->saw_step(rows, std::max(sequences, 1u), tokens, seconds);
     }
     collect(plan);
     if (seen_.empty()) {
         return {};
     }
-    return options_.adaptive ? propose_adaptively(plan.numeric_class)
-                             : propose_fixed(plan.numeric_class);
+    return depths_ ? propose_adaptively(plan.numeric_class) : propose_fixed(plan.numeric_class);
 }
 
 Status DraftRounds::propose_fixed(ops::NumericClass step_class) {
@@ -239,6 +210,17 @@ Status DraftRounds::propose_fixed(ops::NumericClass step_class) {
 // Who costs nothing is asked first; then depths are chosen for all, and the others asked for
 // theirs.
 Status DraftRounds::propose_adaptively(ops::NumericClass step_class) {
+    PERCHERON_TRY(propose_copies(step_class));
+    choose();
+    for (std::uint32_t proposer = 0; proposer < proposers_.size(); ++proposer) {
+        if (proposers_[proposer]->takes_time()) {
+            PERCHERON_TRY(propose_timed(proposer, step_class));
+        }
+    }
+    return {};
+}
+
+Status DraftRounds::propose_copies(ops::NumericClass step_class) {
     for (std::uint32_t proposer = 0; proposer < proposers_.size(); ++proposer) {
         if (proposers_[proposer]->takes_time()) {
             continue;
@@ -252,104 +234,52 @@ Status DraftRounds::propose_adaptively(ops::NumericClass step_class) {
             }
         }
     }
-    choose();
-    for (std::uint32_t proposer = 0; proposer < proposers_.size(); ++proposer) {
-        if (!proposers_[proposer]->takes_time()) {
-            continue;
-        }
-        std::uint32_t passes = 0;
-        for (std::size_t i = 0; i < seen_.size(); ++i) {
-            passes = std::max(passes, seen_[i].most);
-            if (seen_[i].most > 0) {
-                owners_[i]->drafting.proposer = proposer;
-                owners_[i]->drafting.strength = 0;
-            }
-        }
-        const auto start = Clock::now();
-        PERCHERON_TRY(proposers_[proposer]->propose(step_class, seen_));
-        if (passes > 0 && step_class == ops::NumericClass::decode) {
-            const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-            const double pass = seconds / passes;
-            seconds_a_pass_ = seconds_a_pass_ == 0 ? pass : 0.9 * seconds_a_pass_ + 0.1 * pass;
-        }
-    }
     return {};
 }
 
-draft::Offer DraftRounds::offer_of(const Sequence& sequence, std::uint32_t proposer,
-                                   std::uint32_t strength, std::uint32_t most) const {
-    const auto& [first, later] =
-        sequence.drafting.beliefs[proposer * draft::Proposer::strengths + strength];
-    return {first.chance(), later.chance(), most, 0};
+// Leaves in drafts and passes_ what each sequence shall have in the next step.
+void DraftRounds::choose() {
+    candidates_.clear();
+    places_.clear();
+    for (std::size_t i = 0; i < seen_.size(); ++i) {
+        if (wanted_[i] > 0) {
+            const auto named = static_cast<std::uint32_t>(seen_[i].drafts->size());
+            candidates_.push_back({owners_[i], named, wanted_[i]});
+            places_.push_back(i);
+        }
+    }
+    timed_ = depths_->choose(candidates_);
+    passes_.assign(seen_.size(), 0);
+    for (std::size_t k = 0; k < candidates_.size(); ++k) {
+        seen_[places_[k]].drafts->resize(candidates_[k].copied);
+        passes_[places_[k]] = candidates_[k].timed;
+    }
 }
 
-// Leaves in seen_ and in the drafts there are what each sequence shall have in the next step.
-void DraftRounds::choose() {
-    choices_.clear();
-    choosers_.clear();
-    std::uint32_t timed = 0;
-    while (timed < proposers_.size() && !proposers_[timed]->takes_time()) {
-        ++timed;
+// Shows the proposer what it has to see: prompts, whoever drafts with it, and, if it bridges no
+// gaps, all that it has not been given up for.
+Status DraftRounds::propose_timed(std::uint32_t proposer, ops::NumericClass step_class) {
+    const bool every_row = !proposers_[proposer]->bridges_gaps();
+    std::uint32_t passes = 0, sequences = 0;
+    shown_ = seen_;
+    for (std::size_t i = 0; i < shown_.size(); ++i) {
+        const bool missed = (owners_[i]->drafting.missed >> proposer & 1u) != 0;
+        shown_[i].most = proposer == timed_ ? passes_[i] : 0;
+        if (step_class == ops::NumericClass::decode && shown_[i].most == 0 &&
+            (missed || !every_row)) {
+            shown_[i].rows = 0;
+        }
+        passes = std::max(passes, shown_[i].most);
+        sequences += shown_[i].most > 0 ? 1 : 0;
     }
-    for (std::size_t i = 0; i < seen_.size(); ++i) {
-        const Sequence& sequence = *owners_[i];
-        if (wanted_[i] == 0) {
-            continue;
-        }
-        draft::Choice choice;
-        choice.drafting = sequence.drafting.undrafted == 0;
-        const auto named = static_cast<std::uint32_t>(sequence.drafting.drafts.size());
-        if (named > 0) {
-            choice.offers[0] =
-                offer_of(sequence, sequence.drafting.proposer, sequence.drafting.strength, named);
-        }
-        if (timed < proposers_.size() && !sequence.drafting.retired) {
-            choice.offers[1] = offer_of(sequence, timed, 0, wanted_[i]);
-        }
-        choices_.push_back(choice);
-        choosers_.push_back(i);
+    const auto start = Clock::now();
+    PERCHERON_TRY(proposers_[proposer]->propose(step_class, shown_));
+    if (passes > 0 && step_class == ops::NumericClass::decode) {
+        const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        depths_->saw_passes(proposer, sequences, proposers_[proposer]->one_pass() ? 1 : passes,
+                            seconds);
     }
-    // A pass serves all at once.
-    const double pass =
-        seconds_a_pass_ > 0 ? seconds_a_pass_ : guessed_share_of_a_pass * step_costs_.seconds(1);
-    for (draft::Choice& choice : choices_) {
-        choice.offers[1].seconds = pass / static_cast<double>(choices_.size());
-    }
-    if (step_costs_.known()) {
-        draft::choose_depths(choices_, step_costs_);
-    } else {
-        for (draft::Choice& choice : choices_) {
-            choice.offer = choice.offers[0].most > 0 ? 0 : 1;
-            choice.depth = std::min(choice.offers[choice.offer].most, 1u);
-        }
-    }
-    for (std::size_t k = 0; k < choices_.size(); ++k) {
-        draft::Choice& choice = choices_[k];
-        draft::DraftSequence& seen = seen_[choosers_[k]];
-        Drafting& drafting = owners_[choosers_[k]]->drafting;
-        const bool try_again = drafting.undrafted % steps_between_tries == steps_between_tries - 1;
-        if (choice.depth == 0 && choice.offers[0].most > 0 && try_again) {
-            choice.offer = 0;
-            choice.depth = 1;
-        }
-        drafting.undrafted = choice.depth > 0 ? 0 : drafting.undrafted + 1;
-        if (!drafting.retired && drafting.undrafted >= patience) {
-            drafting.retired = true;
-            ++disappointed_;
-        }
-        const bool copied = choice.depth > 0 && choice.offer == 0;
-        seen.drafts->resize(copied ? choice.depth : 0);
-        seen.most = choice.depth > 0 && choice.offer == 1 ? choice.depth : 0;
-        if (seen.most > 0) {
-            disappointed_ = 0;
-        }
-    }
-    for (std::size_t i = 0; i < seen_.size(); ++i) {
-        if (owners_[i]->drafting.retired && !owners_[i]->prefilling() &&
-            seen_[i].first >= owners_[i]->prompt_tokens) {
-            seen_[i].rows = 0;
-        }
-    }
+    return {};
 }
 
 void DraftRounds::write_statistics(const Sequence& sequence, ChoiceStatistics& statistics) const {

@@ -5,7 +5,6 @@
 // a step has no rows for is dropped.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,10 +16,11 @@
 #include "percheron/types.h"
 
 #include "core/status.h"
-#include "draft/depth_policy.h"
 #include "draft/draft_options.h"
 #include "draft/proposer.h"
+#include "draft/step_costs.h"
 #include "draft/verification.h"
+#include "engine/draft_depths.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 
@@ -29,14 +29,19 @@ namespace percheron::engine {
 class DraftRounds {
   public:
     // In the order they are asked: who comes first and names something has the round.
-    using Proposers = std::vector<std::unique_ptr<draft::Proposer>>;
+    using Proposers = DraftDepths::Proposers;
 
-    // `scheduler` outlives this.
+    // `scheduler` outlives this; `shape` is the network's.
     DraftRounds(Proposers proposers, const draft::DraftOptions& options,
-                std::vector<TokenId> banned_tokens, Scheduler& scheduler);
+                const draft::StepShape& shape, std::vector<TokenId> banned_tokens,
+                Scheduler& scheduler);
 
     // "mtp", "copy", "copy+mtp"
     std::string name() const;
+
+    const Proposers& proposers() const { return proposers_; }
+    // Null: depths are fixed.
+    DraftDepths* depths() { return depths_ ? &*depths_ : nullptr; }
 
     // The sequence got its slot, with a checkpoint's state or none.
     void begin(Sequence& sequence, std::optional<CheckpointId> restored);
@@ -64,10 +69,9 @@ class DraftRounds {
     void collect(const StepPlan& plan);
     Status propose_fixed(ops::NumericClass step_class);
     Status propose_adaptively(ops::NumericClass step_class);
+    Status propose_copies(ops::NumericClass step_class);
     void choose();
-    draft::Offer offer_of(const Sequence& sequence, std::uint32_t proposer, std::uint32_t strength,
-                          std::uint32_t most) const;
-    void learn(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
+    Status propose_timed(std::uint32_t proposer, ops::NumericClass step_class);
     void watch(std::uint32_t proposer, std::uint32_t drafted, std::uint32_t accepted);
 
     Proposers proposers_;
@@ -76,21 +80,20 @@ class DraftRounds {
     Scheduler& scheduler_;
     std::vector<Window> windows_;  // one a proposer
 
-    // Adaptive depth.
-    draft::StepCosts step_costs_;
-    double seconds_a_pass_ = 0;  // of a proposer that takes time; 0: not measured
-    std::vector<std::array<draft::Belief, 2>> beliefs_;  // what new sequences start with
-    std::uint32_t disappointed_ = 0;      // sequences in a row that gave the timed proposer up
-    std::uint32_t begun_ = 0;             // since then
-    std::vector<draft::Choice> choices_;  // of the step in hand
-    std::vector<std::size_t> choosers_;   // whose they are, among seen_
+    // Where depths are chosen while running.
+    std::optional<DraftDepths> depths_;
+    std::uint32_t tokens_ = 0;  // that the latest step gave
+    std::uint32_t timed_ = 0;   // who was chosen for passes
+    std::vector<DraftDepths::Candidate> candidates_;
+    std::vector<std::size_t> places_;    // whose they are, among seen_
+    std::vector<std::uint32_t> passes_;  // drafts of the timed proposer, by seen_
 
     // Of the step in hand, kept for their memory.
     std::vector<draft::DraftSequence> seen_;
+    std::vector<draft::DraftSequence> shown_;  // to a proposer that takes time
     std::vector<Sequence*> owners_;
     std::vector<draft::DraftSequence::Features> features_;
     std::vector<std::size_t> feature_ends_;
-    std::vector<std::uint32_t> wanted_;
 };
 
 }  // namespace percheron::engine

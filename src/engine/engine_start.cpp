@@ -61,6 +61,11 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
     return description;
 }
 
+draft::StepShape step_shape(const NetworkParts& parts) {
+    const model::ModelConfig& config = parts.network->config();
+    return {static_cast<double>(config.experts), static_cast<double>(config.experts_per_token)};
+}
+
 DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheStore& caches,
                                       const LocalEngineOptions& options) {
     DraftRounds::Proposers proposers;
@@ -76,7 +81,8 @@ DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheSto
     }
     if (options.draft.mtp) {
         proposers.push_back(std::make_unique<draft::MtpProposer>(
-            *parts.network, std::move(parts.mtp), caches.views().latent.back()));
+            *parts.network, std::move(parts.mtp), caches.views().latent.back(),
+            options.scheduler.max_running));
     }
     return proposers;
 }

@@ -23,6 +23,9 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
 
 // Those the options ask for, in the order they are asked; takes the MTP layer out of `parts`.
 // Empty: no speculation.
+// What the network's dimensions say of the time of its steps.
+draft::StepShape step_shape(const NetworkParts& parts);
+
 DraftRounds::Proposers make_proposers(NetworkParts& parts, const cache::CacheStore& caches,
                                       const LocalEngineOptions& options);
 

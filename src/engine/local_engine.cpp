@@ -25,6 +25,7 @@
 #include "engine/reprefill.h"
 #include "engine/request_check.h"
 #include "engine/sequence.h"
+#include "engine/step_probe.h"
 #include "engine/step_runner.h"
 #include "engine/token_commit.h"
 
@@ -63,6 +64,7 @@ class LocalEngine final : public Engine {
 
     // The engine thread's side.
     void run();
+    Status probe();
     bool take_inbox();
     void take_in(std::unique_ptr<Sequence> sequence);
     void line_up(std::unique_ptr<Sequence> sequence);
@@ -117,6 +119,7 @@ class LocalEngine final : public Engine {
     std::uint64_t seen_fulfilled_ = 0;         // of fulfilled_, before masks were looked for
     std::atomic<std::uint64_t> fulfilled_{0};  // orders of masks
     MaskThreads mask_threads_;
+    std::array<std::uint32_t, StepRecord::most_proposers> drafts_now_{};  // by proposer
     PromptScorer scorer_{runner_, tokens_.sampler(), options_.banned_tokens};
     std::vector<Cancel> cancels_now_;
     std::vector<Sequence*> all_;
@@ -147,8 +150,9 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
     });
     if (DraftRounds::Proposers proposers = make_proposers(parts_, *caches_, options_);
         !proposers.empty()) {
-        rounds_ = std::make_unique<DraftRounds>(std::move(proposers), options_.draft,
-                                                options_.banned_tokens, scheduler_);
+        rounds_ =
+            std::make_unique<DraftRounds>(std::move(proposers), options_.draft, step_shape(parts_),
+                                          options_.banned_tokens, scheduler_);
         description_.proposer = rounds_->name();
     }
     if (tier) {
@@ -243,6 +247,10 @@ std::uint64_t LocalEngine::new_seed() {
 
 void LocalEngine::run() {
     try {
+        if (Status status = probe(); !status.ok()) {
+            die(status.error());
+            return;
+        }
         while (take_inbox()) {
             end_cancelled_and_late();
             encode();
@@ -260,6 +268,17 @@ void LocalEngine::run() {
     } catch (const std::exception& exception) {
         die(Error(ErrorCode::internal, exception.what()));
     }
+}
+
+// What steps cost, where drafts are chosen by it.
+Status LocalEngine::probe() {
+    if (!rounds_ || rounds_->depths() == nullptr) {
+        return {};
+    }
+    return probe_steps(*parts_.network, *caches_, *rounds_, options_, [this] {
+        const std::lock_guard lock(mutex_);
+        return stopping_ || !submitted_.empty();
+    });
 }
 
 // Waits until there is something to do; false: the engine is being destroyed.
@@ -488,6 +507,7 @@ void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logit
     });
     Scheduler::accept(sequence, verdict.accepted);
     accepted_now_ += verdict.accepted;
+    drafts_now_[sequence.drafting.proposer] += planned.drafts;
     if (rounds_) {
         const auto drafted = static_cast<std::uint32_t>(drafts.size());
         rounds_->count(sequence, drafted, verdict);
@@ -582,6 +602,7 @@ void LocalEngine::finish_step(double seconds) {
     }
     record.accepted = std::exchange(accepted_now_, 0);
     record.late_masks = std::exchange(late_masks_now_, 0);
+    record.drafts_by = std::exchange(drafts_now_, {});
     {
         const std::lock_guard lock(mutex_);
         alive_choices_ -= finished_now_;

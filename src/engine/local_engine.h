@@ -1,6 +1,8 @@
 // The engine of this process: one thread that runs a network over the requests it is given.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,6 +45,9 @@ struct StepRecord {
     std::uint32_t rows = 0;
     std::uint32_t drafts = 0;    // of the rows
     std::uint32_t accepted = 0;  // of the drafts
+    // Of the drafts, by proposer in the order of the engine's description.
+    static constexpr std::size_t most_proposers = 4;
+    std::array<std::uint32_t, most_proposers> drafts_by{};
     std::uint32_t preempted = 0;
     std::uint32_t late_masks = 0;  // sequences that sit out from here on, until theirs is there
     bool background = false;       // a reply on its way into the prefix cache (C11)

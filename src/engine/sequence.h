@@ -53,11 +53,11 @@ struct Drafting {
     std::uint32_t accepted = 0;
     std::vector<std::uint32_t> accepted_per_position;
 
-    // Where depths are chosen while running: chances of the first and of further drafts, by
-    // proposer and strength, and steps in a row for which no draft was worth its place.
-    std::vector<std::array<draft::Belief, 2>> beliefs;
-    std::uint32_t undrafted = 0;
-    bool retired = false;  // proposers that take time have been given up
+    // Where depths are chosen while running (engine/draft_depths.h).
+    std::vector<draft::Beliefs> beliefs;  // by proposer and strength
+    std::uint32_t undrafted = 0;          // steps in a row without drafts
+    std::uint32_t missed = 0;             // proposers that rows were kept from, a bit each
+    bool tried = false;                   // the drafts are a try, not expected to pay
 };
 
 struct Sequence {

@@ -2,7 +2,7 @@
 
 namespace percheron::tools {
 
-Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp, bool pays) {
+Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp) {
     const std::string& name = wish.proposer;
     if (name != "auto" && name != "off" && name != "mtp" && name != "copy" && name != "dflash2") {
         return Error(ErrorCode::invalid_argument,
@@ -37,7 +37,7 @@ Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp,
     }
     options.dflash2 = !wish.model.empty();
     // One of the two that take time: a drafter that was named goes before the model's own layer.
-    options.mtp = name == "mtp" || (name == "auto" && has_mtp && pays && !options.dflash2);
+    options.mtp = name == "mtp" || (name == "auto" && has_mtp && !options.dflash2);
     options.copy = name == "auto" || name == "copy";
     options.adaptive = !wish.depth;
     options.depth = wish.depth.value_or(deepest_adaptive_draft);

@@ -1,7 +1,6 @@
 // `--draft` and `--draft-depth`: which proposers an engine is started with.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -24,13 +23,9 @@ struct DraftWish {
 inline constexpr std::uint32_t deepest_draft = 15;
 inline constexpr std::uint32_t deepest_adaptive_draft = 7;
 
-// A pass of the MTP layer costs about a layer and the head.  Beside fewer layers than this its
-// rounds have been measured to cost what they gain, so that auto leaves it out.
-inline constexpr std::size_t layers_worth_a_pass = 16;
-
-// `has_mtp`: the files hold the model's layer and the backend computes it.  `pays`: auto takes it.
+// `has_mtp`: the files hold the model's layer and the backend computes it.
 // Errors: invalid_argument (a name or depth that does not exist, a depth without a proposer),
 // unsupported (mtp without a layer).
-Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp, bool pays = true);
+Result<draft::DraftOptions> choose_drafting(const DraftWish& wish, bool has_mtp);
 
 }  // namespace percheron::tools

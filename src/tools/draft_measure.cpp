@@ -1,211 +1,162 @@
 #include "tools/draft_measure.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <ctime>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
-
-#include "cache/cache_store.h"
-#include "model/mtp_layer.h"
-#include "sampling/sampler.h"
-#include "tools/devices.h"
-#include "tools/model_source.h"
 
 namespace percheron::tools {
 namespace {
 
 using SortedJson = nlohmann::json;
+using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t measuring_seed = 20231;
 
-// p over the whole vocabulary, zero for what top-p leaves out.
-Status distribution(sampling::Sampler& sampler, const sampling::SamplingRow& row,
-                    std::vector<double>& out) {
-    PERCHERON_ASSIGN(const auto candidates, sampler.candidates(row));
-    std::fill(out.begin(), out.end(), 0.0);
-    double largest = -INFINITY;
-    for (const auto& candidate : candidates)
-        largest = std::max(largest, candidate.logit);
-    double total = 0;
-    for (const auto& candidate : candidates)
-        total += std::exp(candidate.logit - largest);
-    for (const auto& candidate : candidates) {
-        out[static_cast<std::size_t>(to_int(candidate.id))] =
-            std::exp(candidate.logit - largest) / total;
-    }
-    return {};
-}
-
-// Compares the layer with the trunk along texts.
-class Comparison {
+// Waits for the ends of a number of replies; tokens count while all of them are decoding.
+class Wave final : public EngineEventSink {
   public:
-    Comparison(const MeasureOptions& options, std::size_t vocabulary)
-        : sampler_(vocabulary), trunk_(vocabulary), layer_(vocabulary) {
-        drawn_.temperature = options.temperature;
-        drawn_.top_p = options.top_p;
-        greedy_.temperature = 0;
-    }
+    explicit Wave(std::size_t streams) : streams_(streams) {}
 
-    Status compare(std::span<const float> trunk, std::span<const float> layer, Position position,
-                   Agreement& agreement) {
-        sampling::SamplingRow of_trunk;
-        of_trunk.logits = trunk;
-        of_trunk.parameters = &greedy_;
-        of_trunk.position = position;
-        of_trunk.noise = {measuring_seed, 0};
-        sampling::SamplingRow of_layer = of_trunk;
-        of_layer.logits = layer;
-        PERCHERON_ASSIGN(const bool greedy, agree(of_trunk, of_layer));
-        of_trunk.parameters = of_layer.parameters = &drawn_;
-        PERCHERON_ASSIGN(const bool coupled, agree(of_trunk, of_layer));
-        ++agreement.positions;
-        agreement.greedy += greedy ? 1 : 0;
-        agreement.coupled += coupled ? 1 : 0;
-        double common = greedy ? 1 : 0;
-        if (drawn_.temperature > 0) {
-            PERCHERON_TRY(distribution(sampler_, of_trunk, trunk_));
-            PERCHERON_TRY(distribution(sampler_, of_layer, layer_));
-            common = 0;
-            for (std::size_t v = 0; v < trunk_.size(); ++v) {
-                common += std::min(trunk_[v], layer_[v]);
-            }
-        }
-        agreement.classical += common;
-        agreement.bound += common / (2 - common);  // (1 - d) / (1 + d)
-        return {};
-    }
-
-  private:
-    Result<bool> agree(const sampling::SamplingRow& one, const sampling::SamplingRow& other) {
-        PERCHERON_ASSIGN(const TokenId first, sampler_.choose(one));
-        PERCHERON_ASSIGN(const TokenId second, sampler_.choose(other));
-        return first == second;
-    }
-
-    sampling::Sampler sampler_;
-    SamplingParameters drawn_, greedy_;
-    std::vector<double> trunk_, layer_;
-};
-
-// The trunk and its MTP layer over one text at a time.
-class TextRunner {
-  public:
-    static constexpr std::uint32_t chunk = ops::page_tokens;
-
-    Status load(const MeasureOptions& options) {
-        PERCHERON_ASSIGN(source_, open_model(options.load.folder, options.load.threads));
-        const model::ModelConfig& config = source_->config;
-        PERCHERON_ASSIGN(backend_, make_backend({options.load.device, options.load.threads,
-                                                 options.load.arithmetic},
-                                                config, chunk));
-        if (config.mtp_layers == 0 || backend_->mtp() == nullptr) return {};
-        model::NetworkOptions rows;
-        rows.max_rows = rows.max_logit_rows = chunk;
-        PERCHERON_ASSIGN(trunk_, model::Network::load(config, *source_->weights, *backend_, rows));
-        PERCHERON_ASSIGN(layer_,
-                         model::MtpLayer::load(*trunk_, *source_->weights, *backend_, rows));
-        PERCHERON_ASSIGN(const DType kv_dtype, cache::kv_dtype_of("auto", options.load.arithmetic));
-        const std::uint32_t pages = cache::pages_for(options.tokens);
-        PERCHERON_ASSIGN(caches_,
-                         cache::CacheStore::create(cache::CacheShape::of(config, kv_dtype, 0, true),
-                                                   pages, 1, *backend_, 0));
-        for (std::uint32_t page = 0; page < pages; ++page)
-            pages_.push_back(PageId(page));
-        return {};
-    }
-    bool has_layer() const { return layer_ != nullptr; }
-    std::size_t vocabulary() const { return source_->config.vocabulary; }
-
-    Status run(std::span<const TokenId> ids, Comparison& comparison, Agreement& agreement) {
-        const std::size_t width = vocabulary();
-        std::vector<float> trunk, before;  // `before`: the layer's row for the chunk's first token
-        for (Position first = 0; first + 1 < ids.size(); first += chunk) {
-            const auto count =
-                static_cast<std::uint32_t>(std::min<std::size_t>(chunk, ids.size() - 1 - first));
-            std::vector<std::uint32_t> rows(count);
-            std::iota(rows.begin(), rows.end(), 0u);
-            ops::SequenceRows sequence;
-            sequence.row_count = sequence.commit_rows = count;
-            sequence.first_position = sequence.state_position = first;
-            sequence.pages = pages_;
-            ops::RowBatch batch;
-            batch.numeric_class = ops::NumericClass::prefill;
-            batch.sequences = {&sequence, 1};
-            batch.logit_rows = rows;
-            batch.tokens = ids.subspan(first, count);
-            PERCHERON_ASSIGN(const auto of_trunk, trunk_->forward(batch, caches_->views()));
-            trunk.assign(of_trunk.begin(), of_trunk.end());
-            batch.tokens = ids.subspan(first + 1, count);
-            PERCHERON_ASSIGN(const auto of_layer, layer_->forward(batch, trunk_->hidden(), rows,
-                                                                  caches_->views().latent.back()));
-            // Row t of the trunk and row t - 1 of the layer speak of the same token.
-            for (std::uint32_t row = 0; row < count; ++row) {
-                const std::span<const float> guess =
-                    row == 0 ? std::span<const float>(before)
-                             : of_layer.subspan((row - 1) * width, width);
-                if (guess.empty()) continue;
-                PERCHERON_TRY(comparison.compare(std::span(trunk).subspan(row * width, width),
-                                                 guess, first + row + 1, agreement));
-            }
-            const auto last = of_layer.subspan((count - 1) * width, width);
-            before.assign(last.begin(), last.end());
-        }
-        return {};
-    }
-
-  private:
-    std::optional<ModelSource> source_;
-    std::unique_ptr<ops::Backend> backend_;
-    std::unique_ptr<model::Network> trunk_;
-    std::unique_ptr<model::MtpLayer> layer_;
-    std::unique_ptr<cache::CacheStore> caches_;
-    std::vector<PageId> pages_;
-};
-
-// Waits for the ends of replies and keeps their books.
-class Books final : public EngineEventSink {
-  public:
     void on_events(EngineEvents& events) override {
         const std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
+        for (const EngineEvents::Tokens& run : events.runs) {
+            if (started_.size() == streams_) {
+                tokens_ += run.count;
+                until_ = now;
+                cpu_until_ = std::clock();
+            } else if (started_.insert(to_int(run.request)).second && started_.size() == streams_) {
+                from_ = until_ = now;
+                cpu_from_ = cpu_until_ = std::clock();
+            }
+        }
         for (EngineEvents::Finished& finished : events.finished) {
             ends_.push_back(std::move(finished));
         }
         changed_.notify_all();
     }
-    EngineEvents::Finished wait_for_next() {
+    // Of `accepted` replies.
+    std::vector<EngineEvents::Finished>& wait(std::size_t accepted) {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return !ends_.empty(); });
-        EngineEvents::Finished next = std::move(ends_.front());
-        ends_.erase(ends_.begin());
-        return next;
+        changed_.wait(lock, [&] { return ends_.size() == accepted; });
+        return ends_;
+    }
+    std::uint64_t tokens() const { return tokens_; }
+    double seconds() const { return std::chrono::duration<double>(until_ - from_).count(); }
+    double cpu_seconds() const {
+        return static_cast<double>(cpu_until_ - cpu_from_) / CLOCKS_PER_SEC;
     }
 
   private:
+    std::size_t streams_;
     std::mutex mutex_;
     std::condition_variable changed_;
+    std::set<std::uint64_t> started_;
     std::vector<EngineEvents::Finished> ends_;
+    std::uint64_t tokens_ = 0;
+    Clock::time_point from_, until_;
+    std::clock_t cpu_from_ = 0, cpu_until_ = 0;
 };
+
+// Drafts by proposer, counted on the engine's thread.
+struct DraftCounts {
+    std::array<std::atomic<std::uint64_t>, engine::StepRecord::most_proposers> drafts{};
+};
+
+struct Prompt {
+    std::vector<TokenId> ids;
+    bool ends = false;  // where the model ends it
+    std::uint64_t seed = 0;
+};
+
+std::map<RoundsOf, std::vector<Prompt>> prompts_of(const std::vector<MeasuredText>& texts,
+                                                   const MeasureOptions& options) {
+    std::map<RoundsOf, std::vector<Prompt>> prompts;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        const MeasuredText& text = texts[i];
+        const auto add = [&](std::uint32_t depth, std::uint32_t tokens, bool ends) {
+            Prompt prompt;
+            prompt.ids.assign(text.ids.begin(), text.ids.begin() + tokens);
+            prompt.ends = ends;
+            prompt.seed = measuring_seed + i;
+            prompts[{text.kind, text.language, depth}].push_back(std::move(prompt));
+        };
+        if (text.prompt_tokens > 0) {
+            add(0, text.prompt_tokens, true);
+            continue;
+        }
+        for (const std::uint32_t depth : options.prompts) {
+            if (text.ids.size() >= depth || options.prompts.size() == 1) {
+                const auto size = static_cast<std::uint32_t>(text.ids.size());
+                add(depth, std::min(depth, size), false);
+            }
+        }
+    }
+    return prompts;
+}
+
+Status reply_to(Engine& engine, std::span<const Prompt> prompts, const MeasureOptions& options,
+                std::uint32_t most, Rounds& rounds) {
+    Wave wave(prompts.size());
+    std::size_t accepted = 0;
+    std::optional<Error> failure;
+    for (const Prompt& prompt : prompts) {
+        GenerationRequest request;
+        request.prompt = prompt.ids;
+        request.sampling.temperature = options.temperature;
+        request.sampling.top_p = options.top_p;
+        request.sampling.seed = prompt.seed;
+        request.max_tokens = most;
+        request.ignore_eos = !prompt.ends;
+        const Result<RequestId> id = engine.submit(std::move(request), wave);
+        if (!id.ok()) {
+            failure = id.error();
+            break;
+        }
+        ++accepted;
+    }
+    for (EngineEvents::Finished& end : wave.wait(accepted)) {
+        if (end.error) failure = std::move(end.error);
+        rounds.add(end.statistics);
+    }
+    if (failure) return *failure;
+    rounds.timed_tokens += wave.tokens();
+    rounds.seconds += wave.seconds();
+    rounds.cpu_seconds += wave.cpu_seconds();
+    return {};
+}
+
+std::vector<std::string> names_of(const std::string& proposers) {
+    std::vector<std::string> names;
+    for (std::size_t at = 0; at < proposers.size();) {
+        const std::size_t end = std::min(proposers.find('+', at), proposers.size());
+        names.push_back(proposers.substr(at, end - at));
+        at = end + 1;
+    }
+    return names;
+}
 
 }  // namespace
 
-void Agreement::add(const Agreement& other) {
-    positions += other.positions;
-    greedy += other.greedy;
-    coupled += other.coupled;
-    classical += other.classical;
-    bound += other.bound;
-}
-
 void Rounds::add(const ChoiceStatistics& statistics) {
+    ++replies;
     rounds += statistics.draft_rounds;
     drafted += statistics.drafted_tokens;
     accepted += statistics.accepted_tokens;
     generated += statistics.generated_tokens;
-    seconds += statistics.decode_seconds;
     const auto& positions = statistics.accepted_per_position;
     if (accepted_per_position.size() < positions.size()) {
         accepted_per_position.resize(positions.size());
@@ -218,13 +169,20 @@ void Rounds::add(const ChoiceStatistics& statistics) {
     }
 }
 
+double Rounds::rate() const {
+    return seconds > 0 ? static_cast<double>(timed_tokens) / seconds : 0;
+}
+
 double Rounds::mean_tokens() const {
     return rounds == 0 ? 1 : 1 + static_cast<double>(accepted) / static_cast<double>(rounds);
 }
 
 double Rounds::noise() const {
-    if (tokens_a_round.size() < 2) return 0;
-    std::vector<double> values = tokens_a_round;
+    return noise_of_halves(tokens_a_round);
+}
+
+double noise_of_halves(std::vector<double> values) {
+    if (values.size() < 2) return 0;
     std::mt19937 random(1);
     constexpr int cuts = 200;
     double sum = 0;
@@ -259,6 +217,9 @@ Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
         text.kind = json.value("kind", SortedJson("text")).is_string()
                         ? json.value("kind", SortedJson("text")).get<std::string>()
                         : "text";
+        if (json.contains("language") && json["language"].is_string()) {
+            text.language = json["language"].get<std::string>();
+        }
         if (json.contains("prompt") && json["prompt"].is_string()) {
             text.ids = tokenizer.encode_trusted(json["prompt"].get<std::string>());
             text.prompt_tokens = static_cast<std::uint32_t>(text.ids.size());
@@ -278,43 +239,62 @@ Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
     return texts;
 }
 
-Result<DraftMeasure> measure_drafts(const std::vector<MeasuredText>& texts,
-                                    const MeasureOptions& options, const Tokenizer& tokenizer,
-                                    const std::function<void(std::string_view)>& progress) {
-    DraftMeasure measure;
-    {
-        TextRunner runner;
-        if (options.tokens > 0) PERCHERON_TRY(runner.load(options));
-        Comparison comparison(options, runner.has_layer() ? runner.vocabulary() : 0);
-        const bool wanted = options.tokens > 0 && runner.has_layer();
-        for (std::size_t i = 0; wanted && i < texts.size(); ++i) {
-            const auto ids = std::span(texts[i].ids);
-            PERCHERON_TRY(runner.run(ids.first(std::min<std::size_t>(ids.size(), options.tokens)),
-                                     comparison, measure.agreement[texts[i].kind]));
-            progress("text " + std::to_string(i + 1) + " of " + std::to_string(texts.size()));
+Result<DraftWish> parse_setting(std::string_view setting) {
+    const std::size_t colon = std::min(setting.find(':'), setting.size());
+    DraftWish wish;
+    wish.proposer = setting.substr(0, colon);
+    if (colon < setting.size()) {
+        const std::string depth(setting.substr(colon + 1));
+        if (depth.empty() || depth.size() > 3 ||
+            depth.find_first_not_of("0123456789") != std::string::npos) {
+            return Error(ErrorCode::invalid_argument,
+                         "the setting " + std::string(setting) +
+                             " is no proposer, or proposer and depth as in mtp:2");
+        }
+        wish.depth = static_cast<std::uint32_t>(std::stoul(depth));
+    }
+    return wish;
+}
+
+Result<std::vector<MeasuredRun>> measure_rounds(
+    const std::vector<MeasuredText>& texts, const MeasureOptions& options,
+    const Tokenizer& tokenizer, const std::function<void(std::string_view)>& progress) {
+    const auto prompts = prompts_of(texts, options);
+    std::vector<MeasuredRun> runs;
+    const std::size_t all = options.runs * options.settings.size();
+    for (std::uint32_t run = 0; run < options.runs; ++run) {
+        for (std::size_t setting = 0; setting < options.settings.size(); ++setting) {
+            MeasuredRun measured{setting, run, {}};
+            DraftCounts counts;
+            LoadOptions load = options.load;
+            load.draft = options.settings[setting];
+            load.on_step = [&counts](const engine::StepRecord& step) {
+                for (std::size_t i = 0; i < step.drafts_by.size(); ++i)
+                    counts.drafts[i] += step.drafts_by[i];
+            };
+            PERCHERON_ASSIGN(const auto engine, load_engine(load, tokenizer));
+            const auto names = names_of(engine->description().proposer);
+            for (const auto& [what, of_kind] : prompts) {
+                Rounds& rounds = measured.rounds[what];
+                for (std::size_t first = 0; first < of_kind.size(); first += options.streams) {
+                    const std::size_t count =
+                        std::min<std::size_t>(options.streams, of_kind.size() - first);
+                    const auto wave = std::span(of_kind).subspan(first, count);
+                    for (auto& drafts : counts.drafts)
+                        drafts = 0;
+                    // Prompts are found in the prefix cache when it counts: decoding is measured.
+                    Rounds ignored;
+                    PERCHERON_TRY(reply_to(*engine, wave, options, 1, ignored));
+                    PERCHERON_TRY(reply_to(*engine, wave, options, options.replies, rounds));
+                    for (std::size_t i = 0; i < names.size(); ++i)
+                        rounds.drafted_by[names[i]] += counts.drafts[i];
+                }
+            }
+            runs.push_back(std::move(measured));
+            progress("run " + std::to_string(runs.size()) + " of " + std::to_string(all));
         }
     }
-    PERCHERON_ASSIGN(const auto engine, load_engine(options.load, tokenizer));
-    for (std::size_t i = 0; i < texts.size(); ++i) {
-        Books books;
-        GenerationRequest request;
-        const std::size_t length = texts[i].prompt_tokens > 0
-                                       ? texts[i].prompt_tokens
-                                       : std::min<std::size_t>(texts[i].ids.size(), options.prompt);
-        request.prompt.assign(texts[i].ids.begin(),
-                              texts[i].ids.begin() + static_cast<std::ptrdiff_t>(length));
-        request.sampling.temperature = options.temperature;
-        request.sampling.top_p = options.top_p;
-        request.sampling.seed = measuring_seed + i;
-        request.max_tokens = options.replies;
-        request.ignore_eos = texts[i].prompt_tokens == 0;
-        PERCHERON_TRY(engine->submit(request, books));
-        const EngineEvents::Finished end = books.wait_for_next();
-        if (end.error) return *end.error;
-        measure.rounds[texts[i].kind].add(end.statistics);
-        progress("reply " + std::to_string(i + 1) + " of " + std::to_string(texts.size()));
-    }
-    return measure;
+    return runs;
 }
 
 }  // namespace percheron::tools

@@ -1,18 +1,11 @@
-// How well drafts fit a model, measured on given texts.
-//
-// Agreement, position by position along the text as it is (teacher-forced): p is the trunk's
-// distribution of a token after temperature and top-p, q the MTP layer's from one token less.
-//   greedy     argmax p = argmax q
-//   coupled    argmax (ln p + g) = argmax (ln q + g), the product's rule, with the noise of the
-//              position
-//   classical  sum_v min(p, q) = 1 - d, what rejection sampling would accept (d: total variation)
-//   bound      (1 - d) / (1 + d), which coupling never falls below but for noise
-// Rounds, of replies that the engine generates: accepted per position, and mean tokens a round, the
-// token behind the last accepted draft included.
+// How well drafts fit a model, measured on given texts: agreement along them (draft_agreement.h),
+// and rounds of replies that the engine generates: accepted per position, and mean tokens a round,
+// the token behind the last accepted draft included.  Several settings (who drafts, how deep) reply
+// to the same prompts with the same seeds, run by run in turn, so that a slow minute of the machine
+// hits all alike.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -23,63 +16,80 @@
 
 #include "core/status.h"
 #include "text/tokenizer.h"
+#include "tools/draft_agreement.h"
 #include "tools/load_engine.h"
 
 namespace percheron::tools {
 
 struct MeasuredText {
-    std::string kind;  // of text: "code", "prose", ...
+    std::string kind;      // of text: "code", "prose", ...
+    std::string language;  // empty: not said
     std::vector<TokenId> ids;
     std::uint32_t prompt_tokens = 0;  // of them; 0: as the options say
 };
 
-// Lines of {"kind": "code", "text": "..."} or {"kind": ..., "ids": [..]}; with "prompt", a text
-// that may hold the format's own tags, replies go on from it alone and end where they end. Errors:
-// corrupt, with the line's number.
+// Lines of {"kind": "code", "language": "en", "text": "..."} or {"kind": ..., "ids": [..]}; with
+// "prompt", a text that may hold the format's own tags, replies go on from it alone and end where
+// they end. Errors: corrupt, with the line's number.
 Result<std::vector<MeasuredText>> parse_measured_texts(std::string_view lines,
                                                        const Tokenizer& tokenizer);
 
-struct Agreement {
-    std::uint64_t positions = 0;
-    double greedy = 0;  // sums over the positions
-    double coupled = 0;
-    double classical = 0;
-    double bound = 0;
+// "auto", "off", "copy:4", "mtp:2"; a name alone decides its depth while running.
+// Errors: invalid_argument.
+Result<DraftWish> parse_setting(std::string_view setting);
 
-    void add(const Agreement& other);
+// What rounds are counted by.
+struct RoundsOf {
+    std::string kind;
+    std::string language;
+    std::uint32_t depth = 0;  // tokens of context before the reply
+
+    auto operator<=>(const RoundsOf&) const = default;
 };
 
 struct Rounds {
+    std::uint64_t replies = 0;
     std::uint64_t rounds = 0;
     std::uint64_t drafted = 0;
     std::uint64_t accepted = 0;
     std::uint64_t generated = 0;
-    double seconds = 0;  // of decoding
+    std::uint64_t timed_tokens = 0;  // while all streams were decoding ...
+    double seconds = 0;              // ... and how long that was ...
+    double cpu_seconds = 0;          // ... and the processors' time for it, of all threads
     std::vector<std::uint64_t> accepted_per_position;
-    std::vector<double> tokens_a_round;  // of each reply
+    std::map<std::string, std::uint64_t> drafted_by;  // proposer
+    std::vector<double> tokens_a_round;               // of each reply
 
     void add(const ChoiceStatistics& statistics);
+    double rate() const;  // tokens a second, of all streams
     double mean_tokens() const;
     // Half the distance between means of random halves of the replies, the mean of many cuts.
     double noise() const;
 };
 
-struct DraftMeasure {
-    std::map<std::string, Agreement> agreement;  // by kind; only with an MTP layer
-    std::map<std::string, Rounds> rounds;
+// The same of what `values` hold.
+double noise_of_halves(std::vector<double> values);
+
+struct MeasuredRun {
+    std::size_t setting = 0;
+    std::uint32_t run = 0;
+    std::map<RoundsOf, Rounds> rounds;
 };
 
 struct MeasureOptions {
-    LoadOptions load;  // `draft` says whose rounds are measured
+    LoadOptions load;
+    std::vector<DraftWish> settings;
     float temperature = 1.0f;
     float top_p = 1.0f;
-    std::uint32_t tokens = 512;   // of each text at most, 0: no agreement
-    std::uint32_t prompt = 64;    // of its tokens, for the replies
-    std::uint32_t replies = 128;  // tokens of a reply
+    std::vector<std::uint32_t> prompts = {64};  // tokens of a text before the reply
+    std::uint32_t replies = 128;                // tokens of a reply
+    std::uint32_t streams = 1;                  // replies at a time, of one kind and depth
+    std::uint32_t runs = 1;
 };
 
-Result<DraftMeasure> measure_drafts(const std::vector<MeasuredText>& texts,
-                                    const MeasureOptions& options, const Tokenizer& tokenizer,
-                                    const std::function<void(std::string_view)>& progress);
+// Errors: of loading and of requests.
+Result<std::vector<MeasuredRun>> measure_rounds(
+    const std::vector<MeasuredText>& texts, const MeasureOptions& options,
+    const Tokenizer& tokenizer, const std::function<void(std::string_view)>& progress);
 
 }  // namespace percheron::tools

@@ -142,9 +142,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                   network_options.max_rows));
 
     const bool has_mtp = config.mtp_layers > 0 && parts.backend->mtp() != nullptr;
-    PERCHERON_ASSIGN(
-        const draft::DraftOptions drafting,
-        choose_drafting(options.draft, has_mtp, config.layers() >= layers_worth_a_pass));
+    PERCHERON_ASSIGN(const draft::DraftOptions drafting, choose_drafting(options.draft, has_mtp));
     std::optional<DrafterFolder> drafter;
     if (drafting.dflash2) {
         PERCHERON_ASSIGN(drafter, open_drafter(options.draft, config, drafting, options.arithmetic,

@@ -11,32 +11,11 @@ namespace {
 
 StepCosts line(double base, double row) {
     StepCosts costs;
-    for (int i = 0; i < 400; ++i) {
-        const double rows = 1 + i % 12;
+    for (int i = 0; i < 4000; ++i) {
+        const double rows = 1 + i % 16;
         costs.observe(rows, base + row * rows);
     }
     return costs;
-}
-
-TEST(StepCosts, LearnsALineAndFollowsItsChange) {
-    StepCosts costs = line(0.001, 0.0003);
-    EXPECT_NEAR(costs.seconds_per_row(), 0.0003, 1e-5);
-    EXPECT_NEAR(costs.seconds(5), 0.0025, 3e-5);
-    for (int i = 0; i < 300; ++i)
-        costs.observe(1 + i % 9, 0.004 + 0.001 * (1 + i % 9));
-    EXPECT_NEAR(costs.seconds_per_row(), 0.001, 1e-4);
-    EXPECT_NEAR(costs.seconds(4), 0.008, 3e-4);
-}
-
-TEST(StepCosts, GuessesAShareBeforeRowsHaveVaried) {
-    StepCosts costs;
-    EXPECT_FALSE(costs.known());
-    for (int i = 0; i < 50; ++i)
-        costs.observe(1, 0.01);
-    EXPECT_TRUE(costs.known());
-    EXPECT_NEAR(costs.seconds_per_row(), 0.003, 1e-9);
-    EXPECT_NEAR(costs.seconds(1), 0.01, 1e-9);
-    EXPECT_GT(costs.seconds(0), 0);
 }
 
 TEST(Belief, FollowsTheLatestTries) {
@@ -50,18 +29,27 @@ TEST(Belief, FollowsTheLatestTries) {
     EXPECT_GT(belief.chance(), 0.8);
 }
 
-double rate_of(const std::vector<Choice>& choices, const std::vector<std::uint32_t>& offers,
-               const std::vector<std::uint32_t>& depths, double base, double row) {
-    auto tokens = static_cast<double>(choices.size());
-    double seconds = base + row * tokens;
+double rate_of(const std::vector<Choice>& choices, const std::vector<bool>& timed,
+               const std::vector<std::uint32_t>& depths, const RoundCosts& costs) {
+    const auto sequences = static_cast<double>(choices.size());
+    double tokens = sequences;
+    std::uint32_t drafts = 0, passes = 0, passing = 0;
     for (std::size_t i = 0; i < choices.size(); ++i) {
-        const Offer& offer = choices[i].offers[offers[i]];
-        double chance = offer.first;
+        const Offer& offer = timed[i] ? choices[i].timed : choices[i].copy;
+        double chance = 1;
         for (std::uint32_t d = 0; d < depths[i]; ++d) {
+            chance *= offer.chance(d);
             tokens += chance;
-            seconds += row + offer.seconds;
-            chance *= offer.later;
         }
+        drafts += depths[i];
+        if (timed[i] && depths[i] > 0) {
+            ++passing;
+            passes = std::max(passes, depths[i]);
+        }
+    }
+    double seconds = costs.step->seconds(sequences + drafts);
+    if (passes > 0) {
+        seconds += costs.passes->seconds(passing) * (costs.one_pass ? 1 : passes);
     }
     return tokens / seconds;
 }
@@ -72,73 +60,114 @@ TEST(Depths, GiveTheBatchItsBestRate) {
     const auto real = [&](double low, double high) {
         return std::uniform_real_distribution<double>(low, high)(random);
     };
-    std::size_t drafted = 0, plain = 0;
+    const auto offer = [&] {
+        return Offer{{real(0, 1), real(0, 1), real(0, 1)}, std::uint32_t(random() % 4)};
+    };
+    std::size_t copied = 0, timed = 0, plain = 0;
+    DepthPolicy policy;
     for (int trial = 0; trial < 300; ++trial) {
         const double base = real(0.001, 0.01), row = base * real(0.02, 1.0);
-        const StepCosts costs = line(base, row);
+        const StepCosts steps = line(base, row);
+        const StepCosts passes = line(base * real(0, 0.3), row * 0.05);
+        const RoundCosts costs{&steps, &passes, trial % 3 == 0};
         std::vector<Choice> choices(1 + random() % 3);
         for (Choice& choice : choices) {
-            choice.drafting = true;
-            choice.offers[0] = {real(0, 1), real(0, 1), std::uint32_t(random() % 4), 0};
-            choice.offers[1] = {real(0, 1), real(0, 1), std::uint32_t(random() % 4),
-                                real(0, 0.3) * base};
+            choice.copy = offer();
+            choice.timed = offer();
         }
-        choose_depths(choices, costs);
-        std::vector<std::uint32_t> offers, depths;
+        const double promised = policy.choose(choices, costs, true, true);
+        std::vector<std::uint32_t> depths;
+        std::vector<bool> kinds;
         for (const Choice& choice : choices) {
-            offers.push_back(choice.offer);
+            ASSERT_LE(choice.depth, (choice.use_timed ? choice.timed : choice.copy).most);
             depths.push_back(choice.depth);
-            ASSERT_LE(choice.depth, choice.offers[choice.offer].most);
-            (choice.depth > 0 ? drafted : plain) += 1;
+            kinds.push_back(choice.use_timed);
+            (choice.depth == 0 ? plain : choice.use_timed ? timed : copied) += 1;
         }
+        // Sequences that leave the passes early make them no dearer than was thought.
+        EXPECT_GE(rate_of(choices, kinds, depths, costs), 0.999 * promised);
         double best = 0;
         std::size_t combinations = 1;
         for (std::size_t i = 0; i < choices.size(); ++i)
             combinations *= 8;
         for (std::size_t code = 0; code < combinations; ++code) {
-            std::vector<std::uint32_t> these_offers, these_depths;
+            std::vector<std::uint32_t> these_depths;
+            std::vector<bool> these_kinds;
             bool possible = true;
             for (std::size_t i = 0, rest = code; i < choices.size(); ++i, rest /= 8) {
-                these_offers.push_back(rest % 2);
+                these_kinds.push_back(rest % 2 != 0);
                 these_depths.push_back(rest / 2 % 4);
-                possible &= these_depths[i] <= choices[i].offers[these_offers[i]].most;
+                possible &=
+                    these_depths[i] <= (these_kinds[i] ? choices[i].timed : choices[i].copy).most;
             }
             if (possible) {
-                best = std::max(best, rate_of(choices, these_offers, these_depths, base, row));
+                best = std::max(best, rate_of(choices, these_kinds, these_depths, costs));
             }
         }
-        EXPECT_GE(rate_of(choices, offers, depths, base, row), 0.99 * best) << trial;
+        // Who takes which proposer is settled sequence by sequence.
+        EXPECT_GE(rate_of(choices, kinds, depths, costs), 0.96 * best) << trial;
     }
-    EXPECT_GT(drafted, 100u);
-    EXPECT_GT(plain, 100u);
+    EXPECT_GT(copied, 60u);
+    EXPECT_GT(timed, 60u);
+    EXPECT_GT(plain, 60u);
 }
 
 TEST(Depths, ReachNothingWhereTextDoesNotDraftWellOrRowsCostAsMuchAsSteps) {
-    const StepCosts cheap_rows = line(0.01, 0.001), dear_rows = line(0.0001, 0.01);
+    const StepCosts cheap_rows = line(0.01, 0.001), dear_rows = line(0.0001, 0.01),
+                    passes = line(0.0005, 0.00001);
+    DepthPolicy policy;
     std::vector<Choice> choices(1);
-    choices[0].drafting = true;
-    choices[0].offers[0] = {0.8, 0.8, 7, 0.0005};
-    choose_depths(choices, cheap_rows);
-    EXPECT_GE(choices[0].depth, 4u);
-    choices[0].offers[0].first = choices[0].offers[0].later = 0.05;
-    choose_depths(choices, cheap_rows);
-    EXPECT_EQ(choices[0].depth, 0u);
-    choices[0].offers[0].first = choices[0].offers[0].later = 0.8;
-    choose_depths(choices, dear_rows);
-    EXPECT_EQ(choices[0].depth, 0u);
+    const auto depth = [&](double chance, const StepCosts& steps) {
+        choices[0].timed = {{chance, chance, chance}, 7};
+        policy.choose(choices, {&steps, &passes, false}, true, true);
+        return choices[0].depth;
+    };
+    EXPECT_GE(depth(0.8, cheap_rows), 4u);
+    EXPECT_TRUE(choices[0].use_timed);
+    EXPECT_EQ(depth(0.05, cheap_rows), 0u);
+    EXPECT_EQ(depth(0.8, dear_rows), 0u);
 }
 
 TEST(Depths, StartingAsksForMoreThanGoingOn) {
-    const StepCosts costs = line(0.01, 0.005);
+    const StepCosts costs = line(0.01, 0.005), passes = line(0.0001, 0.0001);
     // Worth it, but by less than the margin.
+    DepthPolicy policy;
     std::vector<Choice> choices(1);
-    choices[0].offers[0] = {0.36, 0.3, 3, 0};
-    choices[0].drafting = true;
-    choose_depths(choices, costs);
+    choices[0].copy = {{0.345, 0.1, 0.1}, 3};
+    policy.choose(choices, {&costs, &passes, false}, true, false);
     EXPECT_EQ(choices[0].depth, 1u);
-    choices[0].drafting = false;
-    choose_depths(choices, costs);
+    policy.choose(choices, {&costs, &passes, false}, false, false);
     EXPECT_EQ(choices[0].depth, 0u);
+    choices[0].copy = {};
+    choices[0].timed = {{0.38, 0.1, 0.1}, 3};
+    policy.choose(choices, {&costs, &passes, false}, true, true);
+    EXPECT_EQ(choices[0].depth, 1u);
+    policy.choose(choices, {&costs, &passes, false}, true, false);
+    EXPECT_EQ(choices[0].depth, 0u);
+}
+
+// Who has many sequences has no room for drafts that few could afford.
+TEST(Depths, FallWithTheNumberOfSequences) {
+    StepCosts costs({16, 4});
+    costs.observe(1, 0.01);
+    DepthPolicy policy;
+    std::uint32_t before = 8;
+    for (const std::size_t sequences : {1u, 4u, 16u, 64u}) {
+        std::vector<Choice> choices(sequences);
+        for (Choice& choice : choices) {
+            choice.copy = {{0.6, 0.9, 0.9}, 7};
+        }
+        policy.choose(choices, {&costs, nullptr, false}, true, false);
+        std::uint32_t drafts = 0;
+        for (const Choice& choice : choices) {
+            drafts += choice.depth;
+        }
+        EXPECT_LE(double(drafts) / double(sequences), before + 1e-9);
+        before = drafts / static_cast<std::uint32_t>(sequences);
+        if (sequences == 1) {
+            EXPECT_GT(drafts, 1u);
+        }
+    }
 }
 
 }  // namespace

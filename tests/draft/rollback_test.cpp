@@ -125,7 +125,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             cache::CacheStore::create(shape, slots * pages_each, slots, *backend_, 1).value();
         auto layer = model::MtpLayer::load(*trunk_, weights_, *backend_, options_).value();
         machine.mtp = std::make_unique<MtpProposer>(*trunk_, std::move(layer),
-                                                    machine.store->views().latent.back());
+                                                    machine.store->views().latent.back(), slots);
         machine.dflash2 = {dflash2(false), dflash2(true)};
         for (std::uint32_t slot = 0; slot < slots; ++slot) {
             machine.store->clear_slot(RequestSlot(slot));
@@ -239,6 +239,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
 
     void prefill(Machine& machine, std::span<Timeline> lines) {
         for (Timeline& line : lines) {
+            machine.mtp->begin(line.slot);
             for (const auto& proposer : machine.dflash2) {
                 proposer->begin(line.slot);
             }

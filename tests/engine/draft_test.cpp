@@ -70,7 +70,8 @@ TEST(Drafting, WhoDrawsAlikeFromTheSameLogitsIsAlwaysRight) {
             EXPECT_EQ(reply.tokens, expected_reply(requests[i], *reply.seed, 0, 60 * 64).tokens);
             const ChoiceStatistics& statistics = reply.finished->statistics;
             EXPECT_GT(statistics.drafted_tokens, 50u) << i;
-            // What ends a reply may leave drafts unlooked at.
+            // What ends a reply may leave drafts unlooked at, and a token that is forced is not
+            // drawn.
             EXPECT_LE(statistics.drafted_tokens - statistics.accepted_tokens, i == 5 ? depth : 0u)
                 << "kind " << i;
             EXPECT_EQ(statistics.proposer, "guess");

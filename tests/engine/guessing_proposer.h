@@ -56,10 +56,10 @@ class GuessingProposer final : public draft::Proposer {
             for (std::uint32_t token = 0; token < fake_vocabulary; ++token) {
                 logits[token] = fake_logit(history.hash(), token);
             }
-            TokenId token =
+            const Result<TokenId> drawn =
                 draft::draw_draft(sampler_, sequence.drawing, logits,
-                                  static_cast<Position>(sequence.tokens.size()), *sequence.drafts)
-                    .value();
+                                  static_cast<Position>(sequence.tokens.size()), *sequence.drafts);
+            TokenId token = drawn.value();
             if (std::bernoulli_distribution(wrong_)(random_)) {
                 token = TokenId(static_cast<int>(random_() % fake_vocabulary));
             }

@@ -1,0 +1,119 @@
+#include "draft/step_costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace percheron::draft {
+namespace {
+
+// Of a step of one row.
+constexpr double share_of_a_row = 0.1;
+constexpr double share_of_experts = 0.35;
+constexpr double share_of_a_row_without_experts = 0.3;
+
+// What one observation may change; a step the machine was busy in says little, and the prior counts
+// as some observations of its own.
+constexpr double least_level_gain = 0.03;
+constexpr double least_correction_gain = 0.08;
+constexpr double prior_steps = 2;
+constexpr double most_surprise_at_first = 0.7;
+constexpr double most_surprise = 0.25;
+constexpr double steps_until_known = 4;
+
+// A row is never taken for less than this share of a step of one row.
+constexpr double least_row = 0.01;
+
+double prior(double rows, const StepShape& shape) {
+    if (shape.experts <= shape.chosen || shape.chosen <= 0) {
+        return 1 + share_of_a_row_without_experts * (rows - 1);
+    }
+    const double missed = 1 - shape.chosen / shape.experts;
+    const double touched = (1 - std::pow(missed, rows)) / (1 - missed);
+    return 1 - share_of_a_row - share_of_experts + share_of_a_row * rows +
+           share_of_experts * touched;
+}
+
+}  // namespace
+
+StepCosts::StepCosts(StepShape shape) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        nodes_[i].prior = std::log(prior(rows_of_a_node[i], shape));
+    }
+}
+
+StepCosts::Place StepCosts::place_of(double rows) {
+    const auto above = std::upper_bound(rows_of_a_node.begin(), rows_of_a_node.end(), rows);
+    const auto below = static_cast<std::size_t>(above - rows_of_a_node.begin());
+    const std::size_t low = std::clamp<std::size_t>(below, 1, rows_of_a_node.size() - 1) - 1;
+    return {low, (rows - rows_of_a_node[low]) / (rows_of_a_node[low + 1] - rows_of_a_node[low])};
+}
+
+double StepCosts::log_relative(double rows) const {
+    const auto [low, part] = place_of(rows);
+    const auto of = [](const Node& node) { return node.prior + node.correction; };
+    return of(nodes_[low]) + std::min(part, 1.0) * (of(nodes_[low + 1]) - of(nodes_[low]));
+}
+
+void StepCosts::observe(double rows, double seconds) {
+    if (!(seconds > 0) || rows < 1) {
+        return;
+    }
+    if (observed_ == 0) {
+        level_ = std::log(seconds) - log_relative(rows);
+    }
+    observed_ += 1;
+    const auto [low, part] = place_of(rows);
+    Node& nearest = nodes_[part > 0.5 ? low + 1 : low];
+    const double limit = observed_ <= steps_until_known ? most_surprise_at_first : most_surprise;
+    const double surprise =
+        std::clamp(std::log(seconds) - level_ - log_relative(rows), -limit, limit);
+    const double gain = std::max(least_correction_gain, 1 / (nearest.seen + 1 + prior_steps));
+    nearest.correction += gain * surprise;
+    nearest.seen += 1;
+    level_ += std::max(least_level_gain, 1 / observed_) * (1 - gain) * surprise;
+    carry_over();
+    tabulate();
+}
+
+// Between two numbers of rows that were seen the correction goes over from one to the other; beyond
+// them it stays.
+void StepCosts::carry_over() {
+    std::size_t before = nodes_.size();
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (nodes_[i].seen == 0) continue;
+        for (std::size_t k = before == nodes_.size() ? 0 : before + 1; k < i; ++k) {
+            if (before == nodes_.size()) {
+                nodes_[k].correction = nodes_[i].correction;
+                continue;
+            }
+            const double part = std::log(rows_of_a_node[k] / rows_of_a_node[before]) /
+                                std::log(rows_of_a_node[i] / rows_of_a_node[before]);
+            nodes_[k].correction = nodes_[before].correction +
+                                   part * (nodes_[i].correction - nodes_[before].correction);
+        }
+        before = i;
+    }
+    for (std::size_t k = before + 1; k < nodes_.size(); ++k) {
+        nodes_[k].correction = nodes_[before].correction;
+    }
+}
+
+// Steps of more rows that looked faster were lucky.
+void StepCosts::tabulate() {
+    double floor = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        const double seconds = std::exp(level_ + nodes_[i].prior + nodes_[i].correction);
+        if (i > 0) {
+            floor = nodes_[i - 1].seconds +
+                    least_row * nodes_[0].seconds * (rows_of_a_node[i] - rows_of_a_node[i - 1]);
+        }
+        nodes_[i].seconds = std::max(seconds, floor);
+    }
+}
+
+double StepCosts::seconds(double rows) const {
+    const auto [low, part] = place_of(rows);
+    return nodes_[low].seconds + part * (nodes_[low + 1].seconds - nodes_[low].seconds);
+}
+
+}  // namespace percheron::draft

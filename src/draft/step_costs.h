@@ -1,0 +1,59 @@
+// Seconds of a step by its rows, measured at start and refined while running.
+//
+//   seconds(R) = level * prior(R) * correction(R)
+//   prior(R)   = 1 - row - experts + row * R + experts * touched(R) / touched(1)
+//   touched(R) = E (1 - (1 - k / E)^R)        of E experts k are chosen a row
+//
+// A step reads what all rows share once, and the experts that its rows touch: the prior says how
+// its time grows before anything was measured.  The correction is what measured steps of a like
+// number of rows said of it, carried over to numbers that were never seen.  The level is common to
+// all and takes a smaller part of every surprise: longer contexts and other work on the machine slow
+// steps of all sizes.  Most of a surprise is put down to the number of rows it was met with, for
+// that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace percheron::draft {
+
+// What a row adds to a step, as far as the network's dimensions say.
+struct StepShape {
+    double experts = 0;  // of a layer; 0: every row uses all weights
+    double chosen = 0;   // of them by a row
+};
+
+class StepCosts {
+  public:
+    explicit StepCosts(StepShape shape = {});
+
+    void observe(double rows, double seconds);
+    bool known() const { return observed_ > 0; }
+    // Rises with the rows, at least a little.
+    double seconds(double rows) const;
+
+  private:
+    static constexpr std::array<double, 22> rows_of_a_node = {
+        1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
+    struct Node {
+        double prior = 0;       // logarithm
+        double correction = 0;  // the same; where nothing was seen, carried over
+        double seen = 0;        // steps
+        double seconds = 0;
+    };
+
+    struct Place {
+        std::size_t low = 0;  // the last node at or below, but for the very last one
+        double part = 0;      // of the way to the next
+    };
+    static Place place_of(double rows);
+    double log_relative(double rows) const;
+    void carry_over();
+    void tabulate();
+
+    std::array<Node, rows_of_a_node.size()> nodes_;
+    double level_ = 0;  // logarithm
+    double observed_ = 0;
+};
+
+}  // namespace percheron::draft

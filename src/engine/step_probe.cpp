@@ -1,0 +1,145 @@
+#include "engine/step_probe.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "engine/sequence.h"
+#include "ops/batch.h"
+
+namespace percheron::engine {
+namespace {
+
+constexpr int rounds_of_probes = 3;
+constexpr std::array<std::uint32_t, 5> probed_rows = {1, 2, 4, 8, 16};
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class StepProbe {
+  public:
+    StepProbe(model::Network& network, cache::CacheStore& caches, DraftRounds& rounds,
+              const LocalEngineOptions& options)
+        : network_(network), caches_(caches), rounds_(rounds), options_(options) {
+        const auto vocabulary = static_cast<std::uint32_t>(network.config().vocabulary);
+        // Tokens that differ, as those of texts do: their experts are different ones.
+        for (std::uint32_t i = 0; i <= probed_rows.back(); ++i) {
+            tokens_.push_back(TokenId(static_cast<int>((i * 2654435761u >> 7) % vocabulary)));
+            pages_.push_back(PageId(i));
+            rows_.push_back(i);
+        }
+        rows_.pop_back();
+    }
+
+    // Whether the engine has slots, pages and rows for it.
+    bool fits(std::uint32_t rows) const {
+        const std::uint32_t sequences = sequences_of(rows);
+        return sequences <= std::min(options_.scheduler.max_running, options_.scheduler.pages) &&
+               rows <=
+                   std::min<std::size_t>(options_.scheduler.decode_rows, network_.max_logit_rows());
+    }
+
+    // Seconds of a verification step: each sequence's first row is committed, the others are kept.
+    Result<double> step(std::uint32_t rows) {
+        const std::uint32_t round = options_.draft.depth + 1;
+        sequences_.clear();
+        for (std::uint32_t first = 0; first < rows; first += round) {
+            ops::SequenceRows sequence;
+            sequence.first_row = first;
+            sequence.row_count = std::min(round, rows - first);
+            sequence.commit_rows = 1;
+            sequence.slot = RequestSlot(static_cast<std::uint32_t>(sequences_.size()));
+            sequence.pages = std::span(pages_).subspan(sequences_.size(), 1);
+            caches_.clear_slot(sequence.slot);
+            sequences_.push_back(sequence);
+        }
+        ops::RowBatch batch;
+        batch.numeric_class = ops::NumericClass::decode;
+        batch.sequences = sequences_;
+        batch.tokens = std::span(tokens_).first(rows);
+        batch.logit_rows = std::span(rows_).first(rows);
+        const auto start = Clock::now();
+        PERCHERON_ASSIGN([[maybe_unused]] const auto logits,
+                         network_.forward(batch, caches_.views()));
+        return seconds_since(start);
+    }
+
+    // After a step of one row.
+    Status passes(bool observe) {
+        for (std::uint32_t who = 0; who < rounds_.proposers().size(); ++who) {
+            draft::Proposer& proposer = *rounds_.proposers()[who];
+            if (!proposer.takes_time()) continue;
+            std::vector<TokenId> drafts;
+            SamplingParameters greedy;
+            greedy.temperature = 0;
+            draft::DraftSequence seen;
+            seen.tokens = std::span(tokens_).first(2);
+            seen.prompt_tokens = 1;
+            seen.pages = std::span(pages_).first(1);
+            seen.drawing.parameters = &greedy;
+            seen.rows = 1;
+            seen.most = std::min(2u, options_.draft.depth);
+            seen.drafts = &drafts;
+            proposer.begin(seen.slot);
+            const auto start = Clock::now();
+            PERCHERON_TRY(proposer.propose(ops::NumericClass::decode, {&seen, 1}));
+            if (observe && !drafts.empty()) {
+                const auto named = static_cast<std::uint32_t>(drafts.size());
+                rounds_.depths()->observe_passes(who, 1, proposer.one_pass() ? 1 : named,
+                                                 seconds_since(start));
+            }
+            proposer.begin(seen.slot);
+        }
+        return {};
+    }
+
+  private:
+    std::uint32_t sequences_of(std::uint32_t rows) const {
+        const std::uint32_t round = options_.draft.depth + 1;
+        return (rows + round - 1) / round;
+    }
+
+    model::Network& network_;
+    cache::CacheStore& caches_;
+    DraftRounds& rounds_;
+    const LocalEngineOptions& options_;
+    std::vector<TokenId> tokens_;
+    std::vector<PageId> pages_;
+    std::vector<std::uint32_t> rows_;
+    std::vector<ops::SequenceRows> sequences_;
+};
+
+}  // namespace
+
+Status probe_steps(model::Network& network, cache::CacheStore& caches, DraftRounds& rounds,
+                   const LocalEngineOptions& options, const std::function<bool()>& somebody_waits) {
+    StepProbe probe(network, caches, rounds, options);
+    const auto start = Clock::now();
+    const auto over = [&] {
+        const double seconds = seconds_since(start);
+        return seconds > long_probe || (seconds > short_probe && somebody_waits());
+    };
+    // What the first steps meet they bring into the caches of the machine: they do not count.
+    for (const std::uint32_t rows : {8u, 1u}) {
+        if (!probe.fits(rows)) continue;
+        PERCHERON_ASSIGN([[maybe_unused]] const double cold, probe.step(rows));
+    }
+    PERCHERON_TRY(probe.passes(false));
+    for (int round = 0; round < rounds_of_probes; ++round) {
+        for (const std::uint32_t rows : probed_rows) {
+            if (!probe.fits(rows)) break;
+            if (over()) return {};
+            PERCHERON_ASSIGN(const double seconds, probe.step(rows));
+            rounds.depths()->observe_step(rows, seconds);
+            if (rows == 1) {
+                PERCHERON_TRY(probe.passes(true));
+            }
+        }
+    }
+    return {};
+}
+
+}  // namespace percheron::engine

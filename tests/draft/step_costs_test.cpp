@@ -1,0 +1,80 @@
+#include "draft/step_costs.h"
+
+#include <cmath>
+#include <random>
+
+#include <gtest/gtest.h>
+
+namespace percheron::draft {
+namespace {
+
+double curve(double rows) {
+    return 0.001 + 0.0002 * rows + 0.0015 * (1 - std::pow(0.75, rows));
+}
+
+TEST(StepCosts, LearnsACurveUnderNoise) {
+    std::mt19937 random(1);
+    StepCosts costs({16, 4});
+    EXPECT_FALSE(costs.known());
+    for (int i = 0; i < 3000; ++i) {
+        const double rows = 1 + random() % 12;
+        // One step in twenty the machine does something else.
+        const double noise = std::exp(std::normal_distribution<double>(0, 0.05)(random));
+        costs.observe(rows, curve(rows) * noise * (random() % 20 == 0 ? 4 : 1));
+    }
+    EXPECT_TRUE(costs.known());
+    for (double rows = 2; rows <= 12; ++rows) {
+        const double learned = costs.seconds(rows) / costs.seconds(1);
+        EXPECT_NEAR(learned, curve(rows) / curve(1), 0.12 * curve(rows) / curve(1)) << rows;
+    }
+}
+
+// The ratio decides about drafts.  A slow minute met with one number of rows is taken for its own
+// at first; as soon as others are seen in it, the ratio is what it was.
+TEST(StepCosts, ASlowMinuteChangesTheLevelAndNotTheRatio) {
+    StepCosts costs;
+    for (int i = 0; i < 2000; ++i)
+        costs.observe(1 + i % 6, curve(1 + i % 6));
+    const double ratio = costs.seconds(5) / costs.seconds(1);
+    for (int i = 0; i < 60; ++i)
+        costs.observe(5, 2 * curve(5));
+    EXPECT_NEAR(costs.seconds(5), 2 * curve(5), 0.1 * curve(5));
+    EXPECT_GE(costs.seconds(5) / costs.seconds(1), ratio);
+    for (int i = 0; i < 40; ++i)
+        costs.observe(1, 2 * curve(1));
+    EXPECT_NEAR(costs.seconds(1), 2 * curve(1), 0.1 * curve(1));
+    for (int i = 0; i < 600; ++i)
+        costs.observe(1 + i % 6, 2 * curve(1 + i % 6));
+    EXPECT_NEAR(costs.seconds(5) / costs.seconds(1), ratio, 0.05 * ratio);
+    EXPECT_NEAR(costs.seconds(1), 2 * curve(1), 0.1 * curve(1));
+}
+
+TEST(StepCosts, TakesOneMeasuredNumberOfRowsForItsWholeCurve) {
+    StepCosts experts({16, 4}), dense;
+    for (int i = 0; i < 20; ++i) {
+        experts.observe(1, 0.01);
+        dense.observe(1, 0.01);
+    }
+    EXPECT_NEAR(experts.seconds(1), 0.01, 1e-6);
+    // Two rows touch nearly twice the experts, sixteen hardly more than all.
+    EXPECT_GT(experts.seconds(2), dense.seconds(2));
+    EXPECT_LT(experts.seconds(64) - experts.seconds(48), dense.seconds(64) - dense.seconds(48));
+    for (double rows = 1; rows < 600; rows += 0.5)
+        EXPECT_GT(experts.seconds(rows + 0.5), experts.seconds(rows));
+}
+
+TEST(StepCosts, NumbersOfRowsBetweenMeasuredOnesAreCarriedOver) {
+    StepCosts costs;
+    for (int i = 0; i < 50; ++i)
+        for (const double rows : {1.0, 4.0, 16.0})
+            costs.observe(rows, 0.01 * std::sqrt(rows));
+    EXPECT_NEAR(costs.seconds(8), 0.01 * std::sqrt(8.0), 0.002);
+    EXPECT_NEAR(costs.seconds(2), 0.01 * std::sqrt(2.0), 0.002);
+    // What took less with more rows was luck.
+    for (int i = 0; i < 500; ++i)
+        costs.observe(8, 0.005);
+    EXPECT_GT(costs.seconds(8), costs.seconds(5));
+}
+
+}  // namespace
+}  // namespace percheron::draft
