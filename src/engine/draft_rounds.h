@@ -94,6 +94,7 @@ class DraftRounds {
     std::vector<Sequence*> owners_;
     std::vector<draft::DraftSequence::Features> features_;
     std::vector<std::size_t> feature_ends_;
+    std::vector<std::uint32_t> wanted_;  // drafts that anybody may name
 };
 
 }  // namespace percheron::engine
