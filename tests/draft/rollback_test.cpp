@@ -429,6 +429,7 @@ TEST_P(RollbackTest, FromACheckpointTheSameIsDrafted) {
         for (std::vector<Timeline>* const lines : {&whole, &resumed}) {
             Timeline& line = lines->front();
             const bool first = lines == &whole;
+            machine.mtp->begin(line.slot);
             for (const auto& proposer : machine.dflash2) {
                 proposer->begin(line.slot);
                 if (!first) proposer->resume(line.slot, at, CheckpointId(0));
