@@ -21,7 +21,7 @@ namespace {
 using Pair = std::pair<int, int>;
 using Counts = std::map<Pair, std::uint64_t>;
 
-constexpr int requests = 200;
+constexpr int requests = 50;
 constexpr std::uint32_t choices = 100;
 constexpr double draws = requests * double{choices};
 
