@@ -116,7 +116,9 @@ std::optional<CheckpointId> PrefixCache::add_checkpoint(PrefixPlace place, Check
 
 void PrefixCache::drop_checkpoint(PrefixPlace place) {
     if (place.block == nullptr || !place.block->checkpoint) return;
-    checkpoints_.release(place.block->checkpoint->id);
+    const CheckpointId id = place.block->checkpoint->id;
+    checkpoints_.release(id);
+    if (gone_) gone_(id);
     place.block->checkpoint.reset();
     held_.erase(std::find(held_.begin(), held_.end(), place.block));
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,6 +78,8 @@ class PrefixCache {
     std::optional<CheckpointId> add_checkpoint(PrefixPlace place, CheckpointKind kind);
     // Gives up the checkpoint at the end of a place, if there is one.
     void drop_checkpoint(PrefixPlace place);
+    // Who keeps something beside checkpoints is told when one goes, before its id is another's.
+    void watch_checkpoints(std::function<void(CheckpointId)> gone) { gone_ = std::move(gone); }
 
     // ---- what comes from elsewhere
 
@@ -101,6 +104,7 @@ class PrefixCache {
     std::unordered_map<const PrefixBlock*, std::unique_ptr<PrefixBlock>> blocks_;
     std::set<std::pair<std::uint64_t, PrefixBlock*>> leaves_;  // by last use
     std::vector<PrefixBlock*> held_;                           // blocks with a checkpoint
+    std::function<void(CheckpointId)> gone_;
     std::uint64_t clock_ = 0;
 };
 

@@ -110,6 +110,13 @@ void ContextCache::restore(RequestSlot slot, Position position, CheckpointId che
     }
 }
 
+void ContextCache::forget(CheckpointId checkpoint) {
+    const auto saved = checkpoints_.find(checkpoint);
+    if (saved == checkpoints_.end()) return;
+    drop(saved->second);
+    checkpoints_.erase(saved);
+}
+
 void ContextCache::drop(Context& context) {
     pages_.release(context.pages);
     context.begin = context.end = 0;

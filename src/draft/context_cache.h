@@ -66,6 +66,7 @@ class ContextCache {
     // Between a slot and a checkpoint at `position`, a multiple of 64.
     void save(RequestSlot slot, Position position, CheckpointId checkpoint);
     void restore(RequestSlot slot, Position position, CheckpointId checkpoint);
+    void forget(CheckpointId checkpoint);
 
   private:
     struct Context {

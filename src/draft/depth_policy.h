@@ -32,8 +32,19 @@ class Belief {
         held_ = memory * held_ + (holds ? 1 : 0);
         tries_ = memory * tries_ + 1;
     }
+    // Time goes by without a try: what was seen counts less.
+    void age() {
+        constexpr double memory = 0.995;
+        if (tries_ * memory < least_tries) return;
+        held_ *= memory;
+        tries_ *= memory;
+    }
+    // What the chance may well be for all that was seen: as if some more tries had held.
+    double hope() const { return (held_ + least_tries) / (tries_ + least_tries); }
 
   private:
+    static constexpr double least_tries = 2;
+
     double held_;
     double tries_;
 };

@@ -37,6 +37,7 @@ class Dflash2Proposer final : public Proposer {
     void save(RequestSlot slot, Position position, CheckpointId checkpoint) override {
         cache_->save(slot, position, checkpoint);
     }
+    void forget(CheckpointId checkpoint) override { cache_->forget(checkpoint); }
     void end(RequestSlot slot) override { cache_->clear(slot); }
     Status propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) override;
 

@@ -12,7 +12,7 @@ namespace percheron::draft {
 // such tries turned out to save.
 class Allowance {
   public:
-    static constexpr double share = 0.01;
+    static constexpr double share = 0.005;
 
     // A step took `seconds`.
     void grow(double seconds) {
@@ -31,7 +31,7 @@ class Allowance {
     double seconds() const { return seconds_; }
 
   private:
-    static constexpr double steps_saved = 3;  // no burst of tries is longer
+    static constexpr double steps_saved = 2;  // no burst of tries is longer
     double seconds_ = 0;
     double most_ = 0;
 };

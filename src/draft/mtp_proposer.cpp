@@ -1,6 +1,7 @@
 #include "draft/mtp_proposer.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "core/logging.h"
@@ -29,6 +30,7 @@ void MtpProposer::see(const DraftSequence& sequence) {
     if (!text.begun) {
         text = {true, sequence.first, 0};  // what lies before is in the prefix cache's pages
     }
+    assert(sequence.first >= text.end);
     text.left_out += sequence.first - text.end;
     text.end = sequence.first + sequence.rows;
 }

@@ -86,6 +86,8 @@ class Proposer {
     virtual void resume(RequestSlot, Position /*position*/, CheckpointId) {}
     // The slot's state at `position`, all of it shown, has become the checkpoint.
     virtual void save(RequestSlot, Position /*position*/, CheckpointId) {}
+    // The checkpoint is no more, or will be another's.
+    virtual void forget(CheckpointId) {}
     // The sequence has ended.  Not said of one that is preempted.
     virtual void end(RequestSlot) {}
 

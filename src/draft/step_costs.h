@@ -7,9 +7,9 @@
 // A step reads what all rows share once, and the experts that its rows touch: the prior says how
 // its time grows before anything was measured.  The correction is what measured steps of a like
 // number of rows said of it, carried over to numbers that were never seen.  The level is common to
-// all and takes a smaller part of every surprise: longer contexts and other work on the machine slow
-// steps of all sizes.  Most of a surprise is put down to the number of rows it was met with, for
-// that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
+// all and takes a smaller part of every surprise: longer contexts and other work on the machine
+// slow steps of all sizes.  Most of a surprise is put down to the number of rows it was met with,
+// for that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
 #pragma once
 
 #include <array>

@@ -12,14 +12,21 @@ using draft::Proposer;
 // nothing is tried.
 constexpr double tries_of_others = 4;
 constexpr double least_hope = 0.4;
+// What an engine starts with, as so many tries: the longer a text has repeated itself, the likelier
+// it goes on.
+constexpr std::array<std::array<double, 3>, Proposer::strengths> chances_of_copies = {
+    {{0.6, 0.65, 0.85}, {0.85, 0.85, 0.9}, {0.95, 0.96, 0.98}}};
+constexpr std::array<double, 3> chances_of_passes = {0.7, 0.6, 0.6};
+constexpr double tries_at_first = 10;
 // For so many steps without a draft a proposer that bridges no gaps is kept up to date.
 constexpr std::uint32_t patience = 16;
 // Of so many drafted steps in a row one is left without; more often while few were.
-constexpr std::uint32_t steps_between_plain = 48;
-constexpr std::uint32_t steps_between_first_plain = 12;
-constexpr std::uint32_t plain_steps_to_know = 24;
+constexpr std::uint32_t steps_between_plain = 64;
+constexpr std::uint32_t steps_between_first_plain = 24;
+constexpr std::uint32_t plain_steps_to_know = 8;
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
+constexpr std::uint32_t drafts_of_a_try = 2;
 // Of a step of one row, before a pass has been measured.
 constexpr double guessed_share_of_a_pass = 0.15;
 
@@ -31,11 +38,13 @@ DraftDepths::DraftDepths(const Proposers& proposers, const draft::StepShape& sha
       pass_costs_(proposers.size(), draft::StepCosts(shape)),
       accounts_(proposers.size()) {
     for (const auto& proposer : proposers) {
-        // What goes on as it did for two tokens mostly goes on.
-        const draft::Beliefs copies = {Belief(0.6, 10), Belief(0.8, 10), Belief(0.9, 10)};
-        const draft::Beliefs timed = {Belief(0.7, 10), Belief(0.6, 10), Belief(0.6, 10)};
-        beliefs_.insert(beliefs_.end(), Proposer::strengths,
-                        proposer->takes_time() ? timed : copies);
+        for (std::uint32_t strength = 0; strength < Proposer::strengths; ++strength) {
+            const std::array<double, 3>& chances =
+                proposer->takes_time() ? chances_of_passes : chances_of_copies[strength];
+            beliefs_.push_back({Belief(chances[0], tries_at_first),
+                                Belief(chances[1], tries_at_first),
+                                Belief(chances[2], tries_at_first)});
+        }
     }
 }
 
@@ -99,6 +108,18 @@ draft::Offer DraftDepths::offer_of(const Sequence& sequence, std::uint32_t propo
     return {{beliefs[0].chance(), beliefs[1].chance(), beliefs[2].chance()}, most};
 }
 
+std::array<double, 3> DraftDepths::hopes_of(const Sequence& sequence, std::uint32_t proposer,
+                                            std::uint32_t strength) {
+    const draft::Beliefs& beliefs =
+        sequence.drafting.beliefs[proposer * Proposer::strengths + strength];
+    return {beliefs[0].hope(), beliefs[1].hope(), beliefs[2].hope()};
+}
+
+draft::RoundCosts DraftDepths::costs_of(std::uint32_t timed) const {
+    if (timed == nobody) return {&step_costs_, nullptr, false};
+    return {&step_costs_, &pass_costs_[timed], proposers_[timed]->one_pass()};
+}
+
 void DraftDepths::list(std::span<const Candidate> candidates, std::uint32_t timed) {
     choices_.clear();
     for (const Candidate& candidate : candidates) {
@@ -136,9 +157,8 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
             pass_costs_[proposer].observe(1, guessed_share_of_a_pass * step_costs_.seconds(1));
         }
         list(candidates, proposer);
-        const draft::RoundCosts costs{&step_costs_, &pass_costs_[proposer],
-                                      proposers_[proposer]->one_pass()};
-        const double rate = policy_.choose(choices_, costs, drafting, passed_ == proposer);
+        const double rate =
+            policy_.choose(choices_, costs_of(proposer), drafting, passed_ == proposer);
         if (!asked || rate > best_rate) {
             best_rate = rate;
             best = proposer;
@@ -148,7 +168,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     }
     if (!asked) {
         list(candidates, nobody);
-        policy_.choose(choices_, {&step_costs_, nullptr, false}, drafting, false);
+        policy_.choose(choices_, costs_of(nobody), drafting, false);
         best_choices_ = choices_;
     }
     for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -160,41 +180,56 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     return best;
 }
 
-// One draft that is not expected to pay, for who has gone without the longest.
-void DraftDepths::explore(std::span<Candidate> candidates, std::uint32_t& timed) {
-    Candidate* longest = nullptr;
+// Drafts that are not expected to pay but may, for all that has been seen, for who has gone without
+// the longest.
+void DraftDepths::explore(std::span<Candidate> candidates, std::uint32_t timed) {
+    const auto idles = [](const Candidate& candidate) {
+        return candidate.copied + candidate.timed == 0 &&
+               candidate.sequence->drafting.undrafted >= steps_between_tries;
+    };
+    if (allowance_.seconds() <= 0 || std::none_of(candidates.begin(), candidates.end(), idles)) {
+        return;
+    }
+    list(candidates, timed);
     std::uint32_t drafts = 0;
     bool passes = false;
-    for (Candidate& candidate : candidates) {
-        drafts += candidate.copied + candidate.timed;
-        passes |= candidate.timed > 0;
-        const bool idle = candidate.copied + candidate.timed == 0 &&
-                          candidate.sequence->drafting.undrafted >= steps_between_tries;
-        if (idle && (longest == nullptr || candidate.sequence->drafting.undrafted >
-                                               longest->sequence->drafting.undrafted)) {
-            longest = &candidate;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        drafts += candidates[i].copied + candidates[i].timed;
+        passes |= candidates[i].timed > 0;
+        if (!idles(candidates[i])) continue;
+        const Sequence& sequence = *candidates[i].sequence;
+        if (choices_[i].copy.most > 0) {
+            choices_[i].copy.chances =
+                hopes_of(sequence, sequence.drafting.proposer, sequence.drafting.strength);
+        }
+        if (choices_[i].timed.most > 0) choices_[i].timed.chances = hopes_of(sequence, timed, 0);
+    }
+    policy_.choose(choices_, costs_of(timed), true, true);
+    std::size_t longest = candidates.size();
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        const auto waited = [&](std::size_t k) {
+            return candidates[k].sequence->drafting.undrafted;
+        };
+        if (idles(candidates[i]) && choices_[i].depth > 0 &&
+            (longest == candidates.size() || waited(i) > waited(longest))) {
+            longest = i;
         }
     }
-    if (longest == nullptr) {
+    if (longest == candidates.size()) {
         return;
     }
-    const bool may_pass =
-        timed != nobody && longest->most > 0 && !(longest->sequence->drafting.missed >> timed & 1u);
-    const bool copy = longest->copies > 0 && (copies_next_ || !may_pass);
-    if (!copy && !may_pass) {
-        return;
-    }
+    const std::uint32_t depth = std::min(choices_[longest].depth, drafts_of_a_try);
+    const bool pass = choices_[longest].use_timed;
     const auto rows = static_cast<double>(candidates.size() + drafts);
-    double cost = step_costs_.seconds(rows + 1) - step_costs_.seconds(rows);
-    if (!copy && !passes) {
-        cost += pass_costs_[timed].seconds(1);
+    double cost = step_costs_.seconds(rows + depth) - step_costs_.seconds(rows);
+    if (pass && !passes) {
+        cost += pass_costs_[timed].seconds(1) * (proposers_[timed]->one_pass() ? 1 : depth);
     }
     if (!allowance_.spend(cost)) {
         return;
     }
-    (copy ? longest->copied : longest->timed) = 1;
-    longest->sequence->drafting.tried = true;
-    copies_next_ = !copies_next_;
+    (pass ? candidates[longest].timed : candidates[longest].copied) = depth;
+    candidates[longest].sequence->drafting.tried = true;
 }
 
 // Who drafts, and who has gone without for how long.
@@ -217,8 +252,12 @@ void DraftDepths::settle(std::span<Candidate> candidates, std::uint32_t timed) {
         if (candidate.copied + candidate.timed > 0) {
             drafting.undrafted = 0;
             drafters_ |= 1u << drafting.proposer;
-        } else if (++drafting.undrafted >= patience) {
-            drafting.missed |= no_gaps;
+            continue;
+        }
+        drafting.missed |= ++drafting.undrafted >= patience ? no_gaps : 0;
+        for (draft::Beliefs& beliefs : drafting.beliefs) {
+            for (Belief& belief : beliefs)
+                belief.age();
         }
     }
     drafted_run_ = drafters_ != 0 ? drafted_run_ + 1 : 0;

@@ -3,11 +3,13 @@
 // Chances are learned by sequence, proposer and strength; times by rows of a step and by sequences
 // of a pass (draft/step_costs.h); each step's depths are then those that give the whole batch the
 // most tokens a second (draft/depth_policy.h), down to none.  A draft that is not expected to pay
-// is tried now and then from an allowance (draft/ledger.h), so that texts that change are noticed,
+// but may, for all that has been seen, is tried from an allowance (draft/ledger.h), so that texts
+// that change are noticed,
 // and now and then a step of a long run of drafted ones goes without, so that the comparison stays
 // fresh.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -65,8 +67,11 @@ class DraftDepths {
   private:
     draft::Offer offer_of(const Sequence& sequence, std::uint32_t proposer, std::uint32_t strength,
                           std::uint32_t most) const;
+    static std::array<double, 3> hopes_of(const Sequence& sequence, std::uint32_t proposer,
+                                          std::uint32_t strength);
+    draft::RoundCosts costs_of(std::uint32_t timed) const;
     void list(std::span<const Candidate> candidates, std::uint32_t timed);
-    void explore(std::span<Candidate> candidates, std::uint32_t& timed);
+    void explore(std::span<Candidate> candidates, std::uint32_t timed);
     void settle(std::span<Candidate> candidates, std::uint32_t timed);
 
     const Proposers& proposers_;
@@ -82,7 +87,6 @@ class DraftDepths {
     std::uint32_t drafted_run_ = 0;  // steps in a row with drafts
     std::uint32_t plain_steps_ = 0;  // without, ever
     std::uint32_t passed_ = nobody;  // whose passes the latest step had
-    bool copies_next_ = false;       // whose turn it is to be tried
     double seconds_a_token_ = 0;     // of a step without drafts
 
     std::vector<draft::Choice> choices_, best_choices_;

@@ -45,6 +45,12 @@ void DraftRounds::save(std::span<const StateCopy> copies) {
     }
 }
 
+void DraftRounds::forget(CheckpointId checkpoint) {
+    for (const auto& proposer : proposers_) {
+        proposer->forget(checkpoint);
+    }
+}
+
 void DraftRounds::end(const Sequence& sequence) {
     if (!sequence.slot) return;
     for (const auto& proposer : proposers_) {

@@ -47,6 +47,7 @@ class DraftRounds {
     void begin(Sequence& sequence, std::optional<CheckpointId> restored);
     // States that were copied out of their slots after the step whose rows have been shown.
     void save(std::span<const StateCopy> copies);
+    void forget(CheckpointId checkpoint);
     void end(const Sequence& sequence);
     // Of a round with the sequence's first `drafted` drafts, which are over with it.
     void count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);

@@ -154,6 +154,7 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
             std::make_unique<DraftRounds>(std::move(proposers), options_.draft, step_shape(parts_),
                                           options_.banned_tokens, scheduler_);
         description_.proposer = rounds_->name();
+        scheduler_.cache().watch_checkpoints([this](CheckpointId id) { rounds_->forget(id); });
     }
     if (tier) {
         disk_ = std::make_unique<PrefixDisk>(std::move(tier), *caches_, scheduler_);

@@ -139,9 +139,14 @@ TEST_F(ContextCacheTest, CheckpointsGiveBackWhatWasSaved) {
         for (std::uint32_t slot = 0; slot < slots; ++slot) {
             cache->clear(RequestSlot(slot));
         }
-        // A save of a slot without context takes a checkpoint's pages away.
+        // A save of a slot without context takes a checkpoint's pages away, as forgetting it does.
         for (std::uint32_t id = 0; id < checkpoints; ++id) {
-            cache->save(RequestSlot(0), 64, CheckpointId(id));
+            if (id % 2 == 0) {
+                cache->save(RequestSlot(0), 64, CheckpointId(id));
+            } else {
+                cache->forget(CheckpointId(id));
+            }
+            cache->forget(CheckpointId(id));
         }
         EXPECT_EQ(cache->free_pages(), pages);
     }

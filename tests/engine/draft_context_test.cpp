@@ -20,6 +20,7 @@ namespace {
 struct Told {
     std::string complaint;
     std::size_t resumed = 0, resumed_without = 0, saved = 0, ended = 0, begun = 0, rows = 0;
+    std::size_t forgotten = 0, saved_over = 0;
 };
 
 // Keeps the tokens that it was shown, by slot and by checkpoint, and drafts as the sequence itself
@@ -47,12 +48,13 @@ class ContextKeeper final : public draft::Proposer {
     }
     void save(RequestSlot slot, Position position, CheckpointId checkpoint) override {
         ++told_.saved;
-        saved_.erase(checkpoint);
+        told_.saved_over += saved_.erase(checkpoint);
         const std::vector<TokenId>& shown = shown_[slot];
         if (lost_.contains(slot) || shown.size() < position) return;
         if (shown.size() != position) complain("a checkpoint that lies back");
         saved_[checkpoint] = shown;
     }
+    void forget(CheckpointId checkpoint) override { told_.forgotten += saved_.erase(checkpoint); }
     void end(RequestSlot slot) override {
         ++told_.ended;
         shown_[slot].clear();
@@ -153,6 +155,9 @@ TEST(DraftContext, ProposersHearOfEverythingThatBecomesOfARow) {
         // Only the checkpoint of a reply's last step, whose sequence is over, is not known.
         EXPECT_GT(told.resumed, 5 * told.resumed_without) << seed;
         EXPECT_GT(told.saved, 20u);
+        EXPECT_GT(told.forgotten, 10u);
+        // Nothing stays of a checkpoint that went; within a step an id may go on to another.
+        EXPECT_LE(50 * told.saved_over, told.saved);
         EXPECT_GT(told.ended, 60u);
         EXPECT_GE(told.begun, told.ended);
     }
