@@ -38,7 +38,14 @@ CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, S
       side_(side),
       use_graphs_(graphs),
       context_{stream, multiprocessors, true},
-      weights_(stream) {}
+      weights_(stream),
+      vision_(
+          context_,
+          [this] {
+              note(use_device());
+              return !failed();
+          },
+          [this](const Status& status) { note(status); }) {}
 
 CudaBackend::~CudaBackend() {
     cudaSetDevice(device_);

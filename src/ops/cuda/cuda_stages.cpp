@@ -51,18 +51,8 @@ void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
 
 void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
                            const LaunchContext& context) {
-    constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
-                                        WeightFormat::w4a16, WeightFormat::nvfp4};
-    FewRowProduct same[largest_product_count];
-    for (const WeightFormat format : formats) {
-        std::size_t count = 0;
-        for (const FewRowProduct& one : products) {
-            if (one.weight.format == format) same[count++] = one;
-        }
-        if (count > 0)
-            note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows,
-                              shape_.swiglu_limit, context));
-    }
+    multiply_by_format(products, rows, shape_.swiglu_limit, context,
+                       [this](const Status& status) { note(status); });
 }
 
 void CudaBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) {

@@ -1,5 +1,5 @@
 // The backend's class: memory and steps in cuda_backend.cpp, the trunk's stages in
-// cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp.
+// cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp; cuda_vision.h has the vision tower's.
 #pragma once
 
 #include <map>
@@ -9,6 +9,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/cuda_vision.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/stage_scratch.h"
@@ -69,6 +70,8 @@ class CudaBackend final : public Backend, private MtpStages {
                  Activations y) override;
     void head(const WeightMatrix& head, const RowBatch& batch, Activations hidden,
               Activations logits) override;
+    using Backend::vision;
+    VisionStages* vision() override { return &vision_; }
     MtpStages* mtp() override { return this; }
     void read(const Activations& rows, float* out) override;
 
@@ -149,6 +152,7 @@ class CudaBackend final : public Backend, private MtpStages {
     StepGraphs graphs_;
     Fingerprint* fingerprint_ = nullptr;  // set while stages are only noted
     std::optional<Error> error_;
+    CudaVision vision_;
 };
 
 }  // namespace percheron::ops::cuda

@@ -160,4 +160,18 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+// Sum over the threads of a block of `warps` warps, in a fixed order; every thread gets it.  All of
+// them call it, with a `sums` that nobody reads or writes any more.
+template <int warps>
+__device__ inline float block_sum(float value, float (&sums)[warps]) {
+    value = warp_sum(value);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
+    __syncthreads();
+    float all = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < warps; ++warp)
+        all += sums[warp];
+    return all;
+}
+
 }  // namespace percheron::ops::cuda

@@ -20,17 +20,9 @@ __device__ float4 read4(const float* from) {
     return *reinterpret_cast<const float4*>(from);
 }
 
-// 1 / RMS of a row from every thread's part of its squares; all threads get it.  `sums` is free
-// for the next use behind the next barrier of the block.
+// 1 / RMS of a row from every thread's part of its squares; all threads get it.
 __device__ float inverse_rms(float squares, int hidden, float eps, float (&sums)[warps]) {
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
-    __syncthreads();
-    float all = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < warps; ++warp)
-        all += sums[warp];
-    return 1.0f / sqrtf(all / static_cast<float>(hidden) + eps);
+    return 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(hidden) + eps);
 }
 
 __global__ void __launch_bounds__(threads) join_kernel(const __grid_constant__ JoinedRows op) {

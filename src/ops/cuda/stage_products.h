@@ -1,6 +1,8 @@
 // Shorthand of the stages for the kernels' arguments.
 #pragma once
 
+#include <span>
+
 #include "ops/backend.h"
 #include "ops/cuda/few_row_gemm.h"
 
@@ -23,6 +25,24 @@ inline FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x,
     one.y = y;
     one.y_is_bf16 = true;
     return one;
+}
+
+// Products that share their rows and k, one launch a format; `note` takes every launch's status.
+template <class Note>
+void multiply_by_format(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
+                        const LaunchContext& context, const Note& note) {
+    constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
+                                        WeightFormat::w4a16, WeightFormat::nvfp4};
+    FewRowProduct same[largest_product_count];
+    for (const WeightFormat format : formats) {
+        std::size_t count = 0;
+        for (const FewRowProduct& one : products) {
+            if (one.weight.format == format) same[count++] = one;
+        }
+        if (count > 0)
+            note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows, swiglu_limit,
+                              context));
+    }
 }
 
 inline float* floats(const Activations& activations) {
