@@ -67,8 +67,8 @@ std::vector<float> encode(model::VisionTower& tower, std::size_t height, std::si
 
 // Pictures of one token, of a few, of odd numbers of tokens, and of more patches than a block's
 // warps take at a time.
-constexpr std::pair<std::size_t, std::size_t> sizes[] = {{2, 2},  {2, 6},   {6, 6},  {10, 14},
-                                                         {2, 66}, {34, 26}, {40, 58}};
+constexpr std::pair<std::size_t, std::size_t> sizes[] = {{2, 2},   {2, 6},  {6, 6},
+                                                         {10, 14}, {2, 66}, {34, 26}};
 
 }  // namespace
 
@@ -98,12 +98,14 @@ KERNEL_TEST(vision_tower_against_the_reference) {
 
 KERNEL_TEST(vision_tower_slices_change_no_bit) {
     FormattedWeights weights(22, all_bf16);
+    // A backend has one tower.
     const auto backend = must(ops::make_cuda_backend({}));
     const auto whole = tower_on(*backend, weights, 512);
     for (const auto& [height, width] : sizes) {
         const std::vector<float> expected = encode(*whole, height, width);
         for (const std::size_t slice : {4, 28, 64, 256}) {
-            const auto sliced = tower_on(*backend, weights, slice);
+            const auto other = must(ops::make_cuda_backend({}));
+            const auto sliced = tower_on(*other, weights, slice);
             const std::vector<float> features = encode(*sliced, height, width);
             CHECK_THAT(features.size() == expected.size() &&
                            std::memcmp(features.data(), expected.data(), features.size() * 4) == 0,

@@ -1,7 +1,6 @@
 // Promise 1 on the embedded model: whatever drafts, and however deep, a request's ids are those it
 // has without; and the model's own layer is believed about as often as its makers say.
 #include <array>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -102,11 +101,6 @@ class NanoDraft : public NanoModel {
         result[8].grammar = std::make_shared<HashGrammar>(tokenizer().size());
         return result;
     }
-
-    static bool has_mtp() {
-        const char* const device = std::getenv("PERCHERON_TEST_DEVICE");
-        return device == nullptr || std::string(device) == "cpu";
-    }
 };
 
 TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
@@ -116,7 +110,7 @@ TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
     EXPECT_GT(expected.generated, 1000u);
     EXPECT_EQ(expected.rounds, 0u);
     std::vector<DraftWish> wishes = {{"copy", 1}, {"copy", 6}, {"auto", 4}, {"auto", {}}};
-    for (std::uint32_t depth = 1; has_mtp() && depth <= 5; ++depth) {
+    for (std::uint32_t depth = 1; depth <= 5; ++depth) {
         wishes.push_back({"mtp", depth});
     }
     for (const DraftWish& wish : wishes) {
@@ -145,14 +139,6 @@ TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
 // kinds; these prompts are none of its own.  An input token one too early or late, a missing latent
 // or another row's hidden state all end far below half of that.
 TEST_F(NanoDraft, TheFirstDraftOfTheModelsOwnLayerIsMostlyRight) {
-    if (!has_mtp()) {
-        LoadOptions options;
-        options.folder = folder();
-        options.device = std::getenv("PERCHERON_TEST_DEVICE");
-        options.draft = {"mtp", 1};
-        EXPECT_FALSE(load_engine(options, tokenizer()).ok());
-        return;
-    }
     const tests::QuietLog quiet;
     for (const float temperature : {0.0f, 1.0f}) {
         std::vector<GenerationRequest> asked = requests(100);
@@ -189,7 +175,6 @@ TEST_F(NanoDraft, AnImageInThePromptIsDraftedBehind) {
     asked[0].images = {image};
     const DraftedReplies expected = run_drafted(*load({"off", {}}), asked, true);
     for (const char* proposer : {"mtp", "copy"}) {
-        if (proposer == std::string("mtp") && !has_mtp()) continue;
         const DraftedReplies drafted = run_drafted(*load({proposer, 3}), asked, true);
         EXPECT_EQ(drafted.tokens, expected.tokens) << proposer;
         EXPECT_GT(drafted.rounds, 0u) << proposer;
