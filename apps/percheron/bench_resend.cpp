@@ -93,12 +93,8 @@ void add_bench_resend(CLI::App& bench, int& exit_code) {
     command->add_option("--least", arguments->least, "How many times as fast it must be, or fail")
         ->capture_default_str();
     command->add_flag("--json", arguments->json, "One JSON object on stdout");
-    command->callback([arguments, &exit_code] {
-        if (const Status status = measure(*arguments); !status.ok()) {
-            std::fprintf(stderr, "percheron bench resend: %s\n", status.error().message().c_str());
-            exit_code = 1;
-        }
-    });
+    command->callback(
+        [arguments, &exit_code] { exit_code = exit_code_of(measure(*arguments), "bench resend"); });
 }
 
 }  // namespace percheron::apps

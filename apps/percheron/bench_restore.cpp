@@ -159,10 +159,7 @@ void add_bench_restore(CLI::App& bench, int& exit_code) {
         ->capture_default_str();
     command->add_flag("--json", arguments->json, "One JSON object on stdout");
     command->callback([arguments, &exit_code] {
-        if (const Status status = measure(*arguments); !status.ok()) {
-            std::fprintf(stderr, "percheron bench restore: %s\n", status.error().message().c_str());
-            exit_code = 1;
-        }
+        exit_code = exit_code_of(measure(*arguments), "bench restore");
     });
 }
 

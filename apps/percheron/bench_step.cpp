@@ -126,12 +126,8 @@ void add_bench_step(CLI::App& bench, int& exit_code) {
         "A stage's ceiling is the larger of its bytes over the read rate and its operations over "
         "the\nproduct rate of this machine, both measured first.  A model that fits the caches can "
         "be\nfaster than its bytes allow from memory.");
-    command->callback([arguments, &exit_code] {
-        if (const Status status = run(*arguments); !status.ok()) {
-            std::fprintf(stderr, "percheron bench step: %s\n", status.error().message().c_str());
-            exit_code = 1;
-        }
-    });
+    command->callback(
+        [arguments, &exit_code] { exit_code = exit_code_of(run(*arguments), "bench step"); });
 }
 
 }  // namespace percheron::apps

@@ -1,10 +1,19 @@
 #include "commands.h"
 
+#include <cstdio>
+
 namespace percheron::apps {
 
 std::vector<AddCommand> all_commands() {
     return {add_serve,   add_chat,    add_bench,    add_bench_streams, add_draft, add_eval,
             add_inspect, add_quality, add_quantize, add_score,         add_synth, add_top};
+}
+
+int exit_code_of(const Status& done, std::string_view command) {
+    if (done.ok()) return 0;
+    std::fprintf(stderr, "percheron %.*s: %s\n", static_cast<int>(command.size()), command.data(),
+                 done.error().message().c_str());
+    return 1;
 }
 
 }  // namespace percheron::apps

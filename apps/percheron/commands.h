@@ -3,15 +3,21 @@
 #pragma once
 
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include <CLI/App.hpp>
+
+#include "core/status.h"
 
 namespace percheron::apps {
 
 using AddCommand = std::function<void(CLI::App& app, int& exit_code)>;
 
 std::vector<AddCommand> all_commands();
+
+// 0, or 1 after the fault was said as "percheron COMMAND: …" on stderr.
+int exit_code_of(const Status& done, std::string_view command);
 
 void add_draft(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);

@@ -299,12 +299,8 @@ void add_draft(CLI::App& app, int& exit_code) {
         "that go on from their beginnings.\n"
         "Example: percheron draft measure --prompts texts.jsonl --settings off,mtp:2,auto");
     add_options(*command, *arguments);
-    command->callback([arguments, &exit_code] {
-        if (const Status status = run(*arguments); !status.ok()) {
-            std::fprintf(stderr, "percheron draft: %s\n", status.error().message().c_str());
-            exit_code = 1;
-        }
-    });
+    command->callback(
+        [arguments, &exit_code] { exit_code = exit_code_of(run(*arguments), "draft"); });
 }
 
 }  // namespace percheron::apps

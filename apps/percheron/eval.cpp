@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "command_line.h"
 #include "commands.h"
 #include "text/chat_prompt.h"
 #include "tools/drawn_tasks.h"
@@ -14,6 +15,7 @@
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
+#include "tools/quality_card.h"
 #include "tools/task_record.h"
 
 namespace percheron::apps {
@@ -33,6 +35,7 @@ struct EvalArguments {
     std::optional<std::size_t> limit;
     tools::TaskRunOptions run;
     std::optional<double> max_difference;  // points
+    bool card = false;
     bool json = false;
 };
 
@@ -120,6 +123,10 @@ std::vector<Row> with_total(std::vector<tools::TaskItem> items, const Function& 
 }
 
 Result<int> run(const EvalArguments& arguments) {
+    if (arguments.card && arguments.against.empty()) {
+        return Error(ErrorCode::invalid_argument,
+                     "--card writes how MODEL differs from its source; name that with --against");
+    }
     std::vector<tools::TaskItem> items;
     if (!arguments.items.empty()) {
         PERCHERON_ASSIGN(items, tools::read_task_items(arguments.items));
@@ -161,6 +168,16 @@ Result<int> run(const EvalArguments& arguments) {
         if (!arguments.json) {
             fmt::print("{:<16}{:>7}{:>10}{:>10}   {}\n", "task", "items", "against", "model",
                        "difference (95 % band), points");
+        }
+        if (arguments.card) {
+            std::string source = arguments.items;
+            if (arguments.drawn > 0) {
+                source += (source.empty() ? "" : " and ") + std::to_string(arguments.drawn) +
+                          " drawn items a task";
+            }
+            PERCHERON_ASSIGN(const auto folder, tools::resolve_model(arguments.model));
+            PERCHERON_TRY(tools::add_tasks_to_card(
+                folder, {command_line(), arguments.against, source, rows}));
         }
         for (const auto& row : rows) {
             const bool wide = arguments.max_difference &&
@@ -225,6 +242,8 @@ void add_eval(CLI::App& app, int& exit_code) {
                         "With --against: exit 1 when a task differs by more points than this");
     command->add_option("--threads", arguments->load.threads,
                         "Compute threads (default: one a core)");
+    command->add_flag("--card", arguments->card,
+                      "With --against: put the figures into MODEL's quality.json and QUALITY.md");
     command->add_flag("--json", arguments->json, "Print JSON");
     command->footer(
         "Example: percheron eval --items bench/nano_tasks/items.jsonl.zst --limit 50\n"

@@ -108,13 +108,8 @@ void add_score(CLI::App& app, int& exit_code) {
     command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")
         ->capture_default_str();
     command->add_option("--threads", arguments->threads, "Threads that compute (default: all)");
-    command->callback([arguments, &exit_code] {
-        const Status status = run(*arguments);
-        if (!status.ok()) {
-            std::fprintf(stderr, "percheron score: %s\n", status.error().message().c_str());
-            exit_code = 1;
-        }
-    });
+    command->callback(
+        [arguments, &exit_code] { exit_code = exit_code_of(run(*arguments), "score"); });
 }
 
 }  // namespace percheron::apps

@@ -7,16 +7,18 @@
 namespace percheron::checkpoint {
 namespace fs = std::filesystem;
 
+bool is_unquantised(std::string_view form) {
+    return form == ops::name_of(ops::WeightFormat::bf16) ||
+           form == ops::name_of(ops::WeightFormat::f32) || form == "f16";
+}
+
 std::string summary(const Inventory& inventory) {
     std::size_t total = 0;
     std::size_t quantised = 0;
     std::string kinds;
     for (const auto& [format, tally] : inventory.formats) {
         total += tally.tensors;
-        if (format == ops::name_of(ops::WeightFormat::bf16) ||
-            format == ops::name_of(ops::WeightFormat::f32)) {
-            continue;
-        }
+        if (is_unquantised(format)) continue;
         quantised += tally.tensors;
         kinds += (kinds.empty() ? " (" : ", ") + std::to_string(tally.tensors) + " " + format;
     }

@@ -14,14 +14,15 @@ namespace {
 // A checkpoint that lacks thousands of tensors is told so by the first few.
 constexpr std::size_t most_problems = 20;
 
-bool is_quantised(ops::WeightFormat format) {
-    return format != ops::WeightFormat::bf16 && format != ops::WeightFormat::f32;
+bool is_quantised(const WeightParts& parts) {
+    return !is_unquantised(parts.stored_as);
 }
 
 // A matrix and how it is stored.
 struct StoredMatrix {
     std::string stem;
-    ops::WeightFormat format;
+    std::string_view stored_as;
+    bool quantised;
     // A module of class Linear, which is what "every linear layer" of a config means.  Embedding,
     // router, hyper-connections and the pooling gate are parameters of other modules.
     bool linear;
@@ -45,7 +46,7 @@ class Examination {
     void take_unused(const TensorPlace& place, const std::string& canonical) {
         const ops::WeightFormat format =
             place.tensor->dtype == DType::f32 ? ops::WeightFormat::f32 : ops::WeightFormat::bf16;
-        count(inventory_.formats, format, {place});
+        count(inventory_.formats, ops::name_of(format), {place});
         taken_.insert(canonical);
     }
 
@@ -59,26 +60,37 @@ class Examination {
             inventory_.problems.push_back(parts.error());
             return;
         }
-        if (is_quantised(parts->format) && expected.role == TensorRole::plain) {
-            inventory_.problems.emplace_back(
-                ErrorCode::unsupported,
-                describe(parts->data) + ": must be BF16 or F32, this tensor is never quantised");
+        if (is_quantised(*parts) && expected.role == TensorRole::plain) {
+            inventory_.problems.emplace_back(ErrorCode::unsupported,
+                                             describe(parts->first()) +
+                                                 ": must be BF16 or F32, this tensor is "
+                                                 "never quantised");
             return;
+        }
+        if (parts->rewritten()) {
+            std::size_t elements = 0;
+            element_count(expected.shape, elements);
+            inventory_.rewritten_bytes += elements * sizeof(float);
         }
         if (expected.role != TensorRole::plain) {
             const std::string stem = stem_of(expected.name);
             const bool linear = stem.size() < expected.name.size() &&
                                 expected.part != NetworkPart::embedding &&
                                 !stem.ends_with(".mlp.gate");
-            matrices_.push_back({stem, parts->format, linear});
+            matrices_.push_back({stem, parts->stored_as, is_quantised(*parts), linear});
         }
-        count(inventory_.formats, parts->format, parts->all());
-        count(inventory_.parts[expected.part], parts->format, parts->all());
+        // A stack that several weights share is counted with the first of them.
+        std::vector<TensorPlace> places = parts->all();
+        std::erase_if(places, [this](const TensorPlace& place) {
+            return taken(canonical_name(place.tensor->name));
+        });
+        count(inventory_.formats, parts->stored_as, places);
+        count(inventory_.parts[expected.part], parts->stored_as, places);
     }
 
-    void count(std::map<std::string, FormatTally>& tallies, ops::WeightFormat format,
+    void count(std::map<std::string, FormatTally>& tallies, std::string_view form,
                const std::vector<TensorPlace>& places) {
-        FormatTally& tally = tallies[std::string(ops::name_of(format))];
+        FormatTally& tally = tallies[std::string(form)];
         ++tally.tensors;
         for (const TensorPlace& place : places) {
             tally.bytes += place.tensor->bytes.size();
@@ -95,12 +107,11 @@ class Examination {
 void compare(const std::vector<StoredMatrix>& matrices, const QuantizationConfig& claim,
              Inventory& inventory) {
     for (const StoredMatrix& matrix : matrices) {
-        const bool quantised = is_quantised(matrix.format);
+        const bool quantised = matrix.quantised;
         const bool exempt = claim.exempt.contains(matrix.stem);
         const bool targeted =
             claim.targets.contains(matrix.stem) || (claim.targets.every_linear() && matrix.linear);
-        const std::string stored =
-            matrix.stem + " is stored as " + std::string(ops::name_of(matrix.format));
+        const std::string stored = matrix.stem + " is stored as " + std::string(matrix.stored_as);
         if (!quantised && exempt) {
             inventory.ignored.push_back(matrix.stem);
         } else if (!quantised && targeted) {

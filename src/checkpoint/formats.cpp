@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "checkpoint/float16.h"
+#include "checkpoint/fused_names.h"
+#include "checkpoint/trellis.h"
+
 namespace percheron::checkpoint {
 namespace {
 
@@ -13,6 +17,8 @@ using ops::WeightFormat;
 constexpr std::size_t fp8_block = 128;
 constexpr std::size_t w4a16_group = 128;
 constexpr std::size_t nvfp4_group = 16;
+constexpr std::string_view half_name = "f16";
+constexpr std::string_view trellis_name = "exl3";
 
 std::size_t blocks(std::size_t count, std::size_t size) {
     return (count + size - 1) / size;
@@ -36,6 +42,21 @@ Status check_type(const TensorPlace& place, DType expected) {
     if (place.tensor->dtype == expected) return {};
     return corrupt(place, "is " + std::string(name_of(place.tensor->dtype)) +
                               ", its format needs " + std::string(name_of(expected)));
+}
+
+void set_format(WeightParts& parts, WeightFormat format) {
+    parts.format = format;
+    parts.stored_as = ops::name_of(format);
+}
+
+std::size_t padded(std::size_t size) {
+    return blocks(size, trellis_block) * trellis_block;
+}
+
+TrellisCodebook codebook_of(const WeightParts& parts) {
+    if (!parts.codebook) return TrellisCodebook::three_instructions;
+    return parts.codebook.tensor->name.ends_with(".mcg") ? TrellisCodebook::mcg
+                                                         : TrellisCodebook::mul1;
 }
 
 // The stored tensors around one stem.
@@ -66,6 +87,8 @@ class StemReader {
         }
     }
 
+    // Of other converters F16 is a mistake: the network was trained in BF16.
+    bool halves_are_read() const { return shards_.has_trellis(); }
     const std::string& stem() const { return stem_; }
 
   private:
@@ -78,7 +101,7 @@ Result<WeightParts> find_fp8(const StemReader& stem, const TensorPlace& data,
     if (shape.size() != 2) return unsupported(data, "only matrices may be stored in FP8 blocks");
     PERCHERON_TRY(check_shape(data, shape));
     WeightParts parts;
-    parts.format = WeightFormat::fp8_block;
+    set_format(parts, WeightFormat::fp8_block);
     parts.data = data;
     PERCHERON_ASSIGN(parts.scales,
                      stem.need(data, std::string(data_suffix) + "_scale_inv", DType::f32,
@@ -97,7 +120,7 @@ Result<WeightParts> find_w4a16(const StemReader& stem, const TensorPlace& data,
     }
     PERCHERON_TRY(check_shape(data, {n, k / 8}));
     WeightParts parts;
-    parts.format = WeightFormat::w4a16;
+    set_format(parts, WeightFormat::w4a16);
     parts.data = data;
     PERCHERON_ASSIGN(parts.scales,
                      stem.need(data, ".weight_scale", DType::bf16, {n, k / w4a16_group}));
@@ -122,7 +145,7 @@ Result<WeightParts> find_nvfp4(const StemReader& stem, const TensorPlace& data, 
     }
     PERCHERON_TRY(check_shape(data, {n, k / 2}));
     WeightParts parts;
-    parts.format = WeightFormat::nvfp4;
+    set_format(parts, WeightFormat::nvfp4);
     parts.data = data;
     parts.global_scale_is_inverse = compressed;
     PERCHERON_ASSIGN(parts.scales,
@@ -136,6 +159,55 @@ Result<WeightParts> find_nvfp4(const StemReader& stem, const TensorPlace& data, 
     return parts;
 }
 
+// Scales of a trellis, as numbers under one name or as signs under another.
+Result<TensorPlace> find_trellis_scales(const StemReader& stem, const TensorPlace& trellis,
+                                        std::string_view scales, std::string_view signs,
+                                        std::size_t size) {
+    const TensorPlace packed = stem.find(signs);
+    if (packed && stem.find(scales))
+        return corrupt(packed, "is stored both as numbers and as signs");
+    if (packed) return stem.need(trellis, signs, DType::i16, {size / 16});
+    return stem.need(trellis, scales, DType::f16, {size});
+}
+
+Result<WeightParts> find_trellis(const StemReader& stem, const TensorPlace& trellis,
+                                 const Shape& shape) {
+    if (shape.size() != 2) return unsupported(trellis, "only matrices may be stored in EXL3");
+    const std::size_t n = padded(shape[0]);
+    const std::size_t k = padded(shape[1]);
+    WeightParts parts;
+    parts.format = WeightFormat::f32;
+    parts.stored_as = trellis_name;
+    parts.data = trellis;
+    const TensorPlace mcg = stem.find(".mcg");
+    const TensorPlace mul1 = stem.find(".mul1");
+    if (mcg && mul1)
+        return corrupt(mcg, "is stored beside a second codebook (" + describe(mul1) + ")");
+    if (mcg || mul1) {
+        parts.codebook = mcg ? mcg : mul1;
+        PERCHERON_TRY(check_type(parts.codebook, DType::i32));
+        const Shape scalar = parts.codebook.tensor->shape.empty() ? Shape{} : Shape{1};
+        PERCHERON_TRY(check_shape(parts.codebook, scalar));
+        std::uint32_t multiplier = 0;
+        std::memcpy(&multiplier, parts.codebook.tensor->bytes.data(), sizeof multiplier);
+        if (multiplier != (mcg ? mcg_multiplier : mul1_multiplier)) {
+            return unsupported(parts.codebook, "names a multiplier that no version of EXL3 has");
+        }
+    }
+    PERCHERON_TRY(check_type(trellis, DType::i16));
+    const Shape& stored = trellis.tensor->shape;
+    const std::size_t words = stored.size() == 3 ? stored[2] : 0;
+    PERCHERON_TRY(check_shape(trellis, {k / 16, n / 16, words}));
+    if (trellis_half_bits(words, codebook_of(parts)) == 0) {
+        return unsupported(trellis, "has tiles of " + std::to_string(words) +
+                                        " words; EXL3 has 1 to 8 bits a weight, and 1.5, 2.5 and "
+                                        "3.5 with the codebook mul1");
+    }
+    PERCHERON_ASSIGN(parts.input_scales, find_trellis_scales(stem, trellis, ".suh", ".su", k));
+    PERCHERON_ASSIGN(parts.output_scales, find_trellis_scales(stem, trellis, ".svh", ".sv", n));
+    return parts;
+}
+
 Result<WeightParts> find_by_type(const StemReader& stem, const TensorPlace& data,
                                  std::string_view data_suffix, const Shape& shape) {
     WeightParts parts;
@@ -143,8 +215,15 @@ Result<WeightParts> find_by_type(const StemReader& stem, const TensorPlace& data
         case DType::bf16:
         case DType::f32:
             PERCHERON_TRY(check_shape(data, shape));
-            parts.format =
-                data.tensor->dtype == DType::bf16 ? WeightFormat::bf16 : WeightFormat::f32;
+            set_format(parts,
+                       data.tensor->dtype == DType::bf16 ? WeightFormat::bf16 : WeightFormat::f32);
+            parts.data = data;
+            return parts;
+        case DType::f16:
+            if (!stem.halves_are_read()) break;
+            PERCHERON_TRY(check_shape(data, shape));
+            parts.format = WeightFormat::f32;
+            parts.stored_as = half_name;
             parts.data = data;
             return parts;
         case DType::f8_e4m3:
@@ -152,39 +231,32 @@ Result<WeightParts> find_by_type(const StemReader& stem, const TensorPlace& data
         case DType::u8:
             return find_nvfp4(stem, data, false, shape);
         default:
-            return unsupported(data, "weights stored as " +
-                                         std::string(name_of(data.tensor->dtype)) +
-                                         " are not read; convert it to BF16");
+            break;
     }
+    return unsupported(data, "weights stored as " + std::string(name_of(data.tensor->dtype)) +
+                                 " are not read; convert it to BF16");
 }
 
-}  // namespace
-
-std::vector<TensorPlace> WeightParts::all() const {
-    std::vector<TensorPlace> places;
-    for (const TensorPlace& place : {data, scales, global_scale, shape}) {
-        if (place) places.push_back(place);
-    }
-    places.insert(places.end(), unused.begin(), unused.end());
-    return places;
-}
-
-bool has_weight(const ShardSet& shards, std::string_view stem) {
-    const StemReader reader(shards, stem);
-    return reader.find(".weight") || reader.find(".weight_packed") || reader.find("");
-}
-
-Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem_name,
-                                const Shape& shape) {
+// A weight stored as itself: not as a share of a stack and not in pieces.
+Result<WeightParts> find_whole(const ShardSet& shards, std::string_view stem_name,
+                               const Shape& shape) {
     const StemReader stem(shards, stem_name);
     const TensorPlace packed = stem.find(".weight_packed");
     const TensorPlace plain = stem.find(".weight");
+    const TensorPlace trellis = stem.find(".trellis");
     const TensorPlace bare = stem.find("");
-    if (packed && plain) {
-        return corrupt(plain, "is stored both plainly and packed (" + describe(packed) + ")");
+    for (const TensorPlace& other : {packed, trellis}) {
+        if (plain && other) {
+            return corrupt(plain, "is stored both plainly and packed (" + describe(other) + ")");
+        }
+    }
+    if (packed && trellis) {
+        return corrupt(packed, "is packed in two ways (" + describe(trellis) + ")");
     }
     WeightParts parts;
-    if (packed) {
+    if (trellis) {
+        PERCHERON_ASSIGN(parts, find_trellis(stem, trellis, shape));
+    } else if (packed) {
         if (packed.tensor->dtype == DType::i32) {
             PERCHERON_ASSIGN(parts, find_w4a16(stem, packed, shape));
         } else if (packed.tensor->dtype == DType::u8) {
@@ -204,6 +276,153 @@ Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem_na
     }
     stem.collect_unused(parts);
     return parts;
+}
+
+bool has_whole(const ShardSet& shards, std::string_view stem) {
+    const StemReader reader(shards, stem);
+    return reader.find(".weight") || reader.find(".weight_packed") || reader.find(".trellis") ||
+           reader.find("");
+}
+
+// Rows of a stack that is stored as one.
+Result<WeightParts> find_share(const ShardSet& shards, const FusedShare& share,
+                               const Shape& shape) {
+    Shape stacked = shape;
+    stacked[0] *= share.shares;
+    PERCHERON_ASSIGN(WeightParts parts, find_whole(shards, share.name, stacked));
+    if (!parts.rewritten() && parts.format != WeightFormat::bf16 &&
+        parts.format != WeightFormat::f32) {
+        return unsupported(parts.data,
+                           "is a stack of weights, which is read in BF16, F16, F32 and "
+                           "EXL3 only; store them one by one");
+    }
+    parts.first_row = share.index * shape[0];
+    return parts;
+}
+
+Result<WeightParts> find_pieces(const ShardSet& shards, const std::vector<std::string>& names,
+                                const Shape& shape) {
+    Shape piece = shape;
+    piece[0] /= names.size();
+    WeightParts parts;
+    parts.format = WeightFormat::f32;
+    for (const std::string& name : names) {
+        PERCHERON_ASSIGN(WeightParts found, find_whole(shards, name, piece));
+        if (!found.rewritten() && found.format != WeightFormat::bf16 &&
+            found.format != WeightFormat::f32) {
+            return unsupported(found.data,
+                               "is a piece of a weight, which is read in BF16, F16, F32 "
+                               "and EXL3 only");
+        }
+        parts.stored_as = found.stored_as;
+        parts.pieces.push_back(std::move(found));
+    }
+    return parts;
+}
+
+// An F16 or I16 tensor of scales or signs, widened.
+Result<std::vector<float>> trellis_scales(const TensorPlace& place) {
+    const StoredTensor& tensor = *place.tensor;
+    const bool signs = tensor.dtype == DType::i16;
+    std::vector<float> scales(tensor.bytes.size() / 2 * (signs ? 16 : 1));
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+        std::uint16_t word = 0;
+        std::memcpy(&word, tensor.bytes.data() + 2 * (signs ? i / 16 : i), sizeof word);
+        scales[i] = !signs ? half_to_float(word) : ((word >> (i % 16)) & 1) != 0 ? -1.0f : 1.0f;
+        if (!std::isfinite(scales[i])) {
+            return corrupt(place, "element " + std::to_string(i) + " is not a finite number");
+        }
+    }
+    return scales;
+}
+
+// Rows of a stored tensor as float, to out[rows * row_size].
+Status widen_rows(const WeightParts& parts, std::size_t rows, std::size_t row_size, float* out) {
+    if (parts.stored_as == trellis_name) {
+        TrellisMatrix matrix;
+        matrix.trellis = parts.data.tensor->bytes;
+        matrix.codebook = codebook_of(parts);
+        matrix.half_bits = trellis_half_bits(parts.data.tensor->shape[2], matrix.codebook);
+        PERCHERON_ASSIGN(matrix.input_scales, trellis_scales(parts.input_scales));
+        PERCHERON_ASSIGN(matrix.output_scales, trellis_scales(parts.output_scales));
+        decode_rows(matrix, parts.first_row, rows, row_size, out);
+        return {};
+    }
+    widen_elements(parts.data, parts.first_row * row_size, {out, rows * row_size});
+    return {};
+}
+
+float stored_global_scale(const WeightParts& parts) {
+    float stored = 0;
+    std::memcpy(&stored, parts.global_scale.tensor->bytes.data(), sizeof(stored));
+    return stored;
+}
+
+}  // namespace
+
+std::vector<TensorPlace> WeightParts::all() const {
+    std::vector<TensorPlace> places;
+    for (const TensorPlace& place :
+         {data, scales, global_scale, shape, input_scales, output_scales, codebook}) {
+        if (place) places.push_back(place);
+    }
+    for (const WeightParts& piece : pieces) {
+        const std::vector<TensorPlace> more = piece.all();
+        places.insert(places.end(), more.begin(), more.end());
+    }
+    places.insert(places.end(), unused.begin(), unused.end());
+    return places;
+}
+
+bool has_weight(const ShardSet& shards, std::string_view stem) {
+    if (has_whole(shards, stem)) return true;
+    if (const auto share = share_of_stack(stem)) return has_whole(shards, share->name);
+    const std::vector<std::string> pieces = pieces_of(stem);
+    return !pieces.empty() && has_whole(shards, pieces.front());
+}
+
+Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem, const Shape& shape) {
+    if (!has_whole(shards, stem)) {
+        const auto share = share_of_stack(stem);
+        if (share && has_whole(shards, share->name)) return find_share(shards, *share, shape);
+        const std::vector<std::string> pieces = pieces_of(stem);
+        if (!pieces.empty() && has_whole(shards, pieces.front())) {
+            return find_pieces(shards, pieces, shape);
+        }
+    }
+    return find_whole(shards, stem, shape);
+}
+
+void widen_elements(const TensorPlace& place, std::size_t first, std::span<float> out) {
+    const DType dtype = place.tensor->dtype;
+    const std::byte* from = place.tensor->bytes.data() + first * size_of(dtype);
+    if (dtype == DType::f32) {
+        if (!out.empty()) std::memcpy(out.data(), from, out.size_bytes());
+        return;
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, from + 2 * i, sizeof bits);
+        out[i] = dtype == DType::f16 ? half_to_float(bits)
+                                     : static_cast<float>(BFloat16::from_bits(bits));
+    }
+}
+
+Result<std::vector<float>> rewritten_values(const WeightParts& parts, const Shape& shape) {
+    std::size_t count = 0;
+    element_count(shape, count);
+    std::vector<float> values(count);
+    const std::size_t row_size = count / shape[0];
+    if (parts.pieces.empty()) {
+        PERCHERON_TRY(widen_rows(parts, shape[0], row_size, values.data()));
+        return values;
+    }
+    const std::size_t rows = shape[0] / parts.pieces.size();
+    for (std::size_t i = 0; i < parts.pieces.size(); ++i) {
+        PERCHERON_TRY(
+            widen_rows(parts.pieces[i], rows, row_size, values.data() + i * rows * row_size));
+    }
+    return values;
 }
 
 Status check_codes(const TensorPlace& place) {
@@ -232,10 +451,13 @@ Status check_codes(const TensorPlace& place) {
     return {};
 }
 
+float global_inverse(const WeightParts& parts) {
+    return parts.global_scale_is_inverse ? stored_global_scale(parts) : 0.0f;
+}
+
 Result<float> global_scale(const WeightParts& parts) {
     if (!parts.global_scale) return 1.0f;
-    float stored = 0;
-    std::memcpy(&stored, parts.global_scale.tensor->bytes.data(), sizeof(stored));
+    const float stored = stored_global_scale(parts);
     const float factor = parts.global_scale_is_inverse ? 1.0f / stored : stored;
     if (!std::isfinite(factor) || !(factor > 0.0f)) {
         return corrupt(parts.global_scale, "is not a finite positive number");

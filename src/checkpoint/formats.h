@@ -10,10 +10,18 @@
 //                STEM.weight_scale_2 F32 scalar, the factor itself.
 //                compressed-tensors: STEM.weight_packed, STEM.weight_scale, and
 //                STEM.weight_global_scale F32, one over that factor.
+//
+// Two stored forms are rewritten in memory as f32 when a weight is asked for:
+//   f16            as bf16; in folders that also hold exl3, whose converter makes it of BF16
+//   exl3           STEM.trellis and what belongs to it (trellis.h)
+// Of these and of bf16 and f32, a weight may also be a share of a stack, or lie in pieces
+// (fused_names.h).
+//
 // Activation scales (input_scale, input_global_scale) may lie beside and are not used.
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,16 +34,27 @@ namespace percheron::checkpoint {
 
 // The stored tensors that make up one weight.
 struct WeightParts {
+    // What the network computes from; f32 of a weight that is rewritten.
     ops::WeightFormat format = ops::WeightFormat::bf16;
+    // Name of the form in the file: that of `format`, "f16" or "exl3".
+    std::string_view stored_as = ops::name_of(ops::WeightFormat::bf16);
     TensorPlace data;
     TensorPlace scales;        // fp8_block, w4a16, nvfp4
     TensorPlace global_scale;  // nvfp4
     bool global_scale_is_inverse = false;
-    TensorPlace shape;                // w4a16
+    TensorPlace shape;  // w4a16
+    // exl3: scales or signs of inputs and outputs, and which codebook (empty: 3inst).
+    TensorPlace input_scales, output_scales, codebook;
+    std::size_t first_row = 0;  // of the stored matrix, where this weight is a share of a stack
+    std::vector<WeightParts> pieces;  // in the order of their rows; then the places above are empty
     std::vector<TensorPlace> unused;  // known, but of no use here
 
     // Every stored tensor of the weight.
     std::vector<TensorPlace> all() const;
+    // Whether the weight is not computed from the bytes of the file.
+    bool rewritten() const { return !pieces.empty() || stored_as != ops::name_of(format); }
+    // The first of its tensors, for messages about it.
+    const TensorPlace& first() const { return pieces.empty() ? data : pieces.front().first(); }
 };
 
 // Whether any tensor of the stem is stored.
@@ -46,6 +65,13 @@ bool has_weight(const ShardSet& shards, std::string_view stem);
 // Errors: not_found (names the stem), corrupt (names file and tensor), unsupported.
 Result<WeightParts> find_weight(const ShardSet& shards, std::string_view stem, const Shape& shape);
 
+// Elements of a BF16, F16 or F32 tensor from the `first` on, widened.
+void widen_elements(const TensorPlace& place, std::size_t first, std::span<float> out);
+
+// Row-major values of a weight that is rewritten, `shape` as find_weight had it.
+// Errors: corrupt (a scale that is not finite, named).
+Result<std::vector<float>> rewritten_values(const WeightParts& parts, const Shape& shape);
+
 // Reads an F8_E4M3 tensor's codes once.  The two that mean NaN never come out of a sound
 // conversion, and every sum they enter would be lost: they are refused, the first by its place.
 // Errors: corrupt (names file, tensor and element).
@@ -53,5 +79,8 @@ Status check_codes(const TensorPlace& place);
 
 // The factor of an nvfp4 weight.  Errors: corrupt (not finite or not positive).
 Result<float> global_scale(const WeightParts& parts);
+
+// The inverse of that factor where the file holds it, else 0.
+float global_inverse(const WeightParts& parts);
 
 }  // namespace percheron::checkpoint

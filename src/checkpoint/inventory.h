@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "percheron/types.h"
@@ -22,7 +23,7 @@ struct FormatTally {
 };
 
 struct Inventory {
-    // By ops::name_of(format), over every tensor that was recognised.
+    // By ops::name_of(format), "f16" or "exl3", over every tensor that was recognised.
     std::map<std::string, FormatTally> formats;
     // The same by part of the network.
     std::map<NetworkPart, std::map<std::string, FormatTally>> parts;
@@ -32,6 +33,8 @@ struct Inventory {
     std::vector<std::string> unclassified;
     bool mtp = false;
     bool vision = false;
+    // Memory that weights take which are not computed from the files' bytes (formats.h).
+    Bytes rewritten_bytes = 0;
     struct File {
         std::string name;
         Bytes bytes = 0;
@@ -47,6 +50,9 @@ struct Inventory {
 
     bool runnable() const { return problems.empty(); }
 };
+
+// Whether weights of that form have the values they were trained with.
+bool is_unquantised(std::string_view form);
 
 // "775 tensors: 480 quantised (432 w4a16, 48 fp8_block), 295 not, 0 unclassified; ..."
 std::string summary(const Inventory& inventory);

@@ -7,6 +7,7 @@
 #include <pcre2.h>
 
 #include "checkpoint/field_reader.h"
+#include "checkpoint/fused_names.h"
 #include "checkpoint/names.h"
 #include "core/files.h"
 
@@ -82,6 +83,29 @@ Result<QuantizationConfig> read_claim(const Json& json) {
         }
     }
     if (config.targets.empty()) PERCHERON_TRY(config.targets.add("Linear"));
+    return config;
+}
+
+bool is_exl3(const Json& json) {
+    const auto method = json.is_object() ? json.find("quant_method") : json.end();
+    return method != json.end() && *method == "exl3";
+}
+
+// Modules that EXL3's own account of a folder calls quantised; nothing else is said of any.
+Result<QuantizationConfig> read_tensor_storage(const Json& json) {
+    QuantizationConfig config;
+    const auto modules = json.find("tensor_storage");
+    if (modules == json.end() || !modules->is_object()) {
+        return Error(ErrorCode::corrupt, "tensor_storage is not an object");
+    }
+    for (const auto& [module, about] : modules->items()) {
+        const auto form = about.is_object() ? about.find("quant_format") : about.end();
+        if (form == about.end() || *form != "exl3") continue;
+        PERCHERON_TRY(config.targets.add(module));
+        // A stack is named as one.
+        for (const std::string& share : shares_of_stack(canonical_name(module)))
+            PERCHERON_TRY(config.targets.add(share));
+    }
     return config;
 }
 
@@ -168,12 +192,23 @@ bool ModuleList::empty() const {
 
 Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::path& folder) {
     std::error_code error;
+    constexpr const char* tensor_storage = "quantization_config.json";
+    if (fs::exists(folder / tensor_storage, error)) {
+        PERCHERON_ASSIGN(const Json json, read_description(folder / tensor_storage));
+        if (is_exl3(json)) {
+            auto config = read_tensor_storage(json);
+            if (!config.ok()) return config.error().in((folder / tensor_storage).string());
+            return std::optional<QuantizationConfig>(std::move(config).value());
+        }
+    }
     for (const auto& [file, field] : {std::pair{"config.json", "quantization_config"},
                                       std::pair{"hf_quant_config.json", "quantization"}}) {
         if (!fs::exists(folder / file, error)) continue;
         PERCHERON_ASSIGN(const Json json, read_description(folder / file));
         const auto claim = json.find(field);
         if (claim == json.end() || claim->is_null()) continue;
+        // EXL3 names modules in the other file alone.
+        if (is_exl3(*claim)) continue;
         auto config = read_claim(*claim);
         if (!config.ok()) return config.error().in((folder / file).string() + ": " + field);
         return std::optional<QuantizationConfig>(std::move(config).value());

@@ -1,7 +1,9 @@
 // What a config claims about the formats of its weights.  Never used to read them (formats.h), only
 // to account for disagreements.
 //
-// Read from config.json's quantization_config, else from hf_quant_config.json's "quantization".
+// Read from config.json's quantization_config, else from hf_quant_config.json's "quantization"; of
+// EXL3 from quantization_config.json's "tensor_storage", where quantised modules have the
+// "quant_format" exl3.
 // Exempt weights are listed as "ignore", "modules_to_not_convert" or "exclude_modules"; quantised
 // ones are every linear layer, or the "targets" of "config_groups".  An entry is
 //   "re:EXPRESSION"   matched from the start of the module's name

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "checkpoint/formats.h"
+#include "checkpoint/fused_names.h"
 #include "checkpoint/names.h"
 
 namespace percheron::checkpoint {
@@ -12,6 +12,25 @@ namespace {
 
 std::size_t count_of(const StoredTensor& tensor) {
     return tensor.bytes.size() / size_of(tensor.dtype);
+}
+
+// Share `index` of `shares` equal ones of a stored tensor.
+Status take(const TensorPlace& place, bool halves, std::size_t index, std::size_t shares,
+            std::span<float> out) {
+    const StoredTensor& tensor = *place.tensor;
+    if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 &&
+        !(halves && tensor.dtype == DType::f16)) {
+        return Error(ErrorCode::unsupported, describe(place) + ": is " +
+                                                 std::string(name_of(tensor.dtype)) +
+                                                 ", this tensor must be BF16 or F32");
+    }
+    if (count_of(tensor) != out.size() * shares) {
+        return Error(ErrorCode::corrupt, describe(place) + ": has shape " +
+                                             to_string(tensor.shape) + ", the network needs " +
+                                             std::to_string(out.size() * shares) + " elements");
+    }
+    widen_elements(place, index * out.size(), out);
+    return {};
 }
 
 }  // namespace
@@ -47,39 +66,51 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
     matrix.format = parts.format;
     matrix.n = n;
     matrix.k = k;
+    if (parts.rewritten()) {
+        PERCHERON_ASSIGN(matrix.data, rewritten(name, parts, shape));
+        return matrix;
+    }
     matrix.data = aligned(parts.data);
+    if (parts.first_row > 0) {
+        matrix.data = static_cast<const std::byte*>(matrix.data) +
+                      parts.first_row * k * size_of(parts.data.tensor->dtype);
+    }
     if (parts.scales) matrix.scales = aligned(parts.scales);
     PERCHERON_ASSIGN(matrix.global_scale, global_scale(parts));
+    matrix.global_inverse = global_inverse(parts);
     return matrix;
 }
 
 Status ShardWeights::vector(std::string_view name, std::span<float> out) {
-    const TensorPlace place = shards_.find(canonical_name(name));
-    if (!place) {
-        return Error(ErrorCode::not_found, shards_.folder().string() + ": tensor " +
-                                               std::string(name) + ": is in none of the files");
+    const std::string canonical = canonical_name(name);
+    const bool halves = shards_.has_trellis();
+    if (const TensorPlace place = shards_.find(canonical)) return take(place, halves, 0, 1, out);
+    if (const auto share = share_of_stack(canonical)) {
+        const TensorPlace stack = shards_.find(share->name);
+        if (stack) return take(stack, halves, share->index, share->shares, out);
     }
-    const StoredTensor& tensor = *place.tensor;
-    if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16) {
-        return Error(ErrorCode::unsupported, describe(place) + ": is " +
-                                                 std::string(name_of(tensor.dtype)) +
-                                                 ", this tensor must be BF16 or F32");
+    const std::vector<std::string> pieces = pieces_of(canonical);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const TensorPlace piece = shards_.find(pieces[i]);
+        if (!piece) break;
+        const std::size_t size = out.size() / pieces.size();
+        PERCHERON_TRY(take(piece, halves, 0, 1, out.subspan(i * size, size)));
+        if (i + 1 == pieces.size()) return {};
     }
-    if (count_of(tensor) != out.size()) {
-        return Error(ErrorCode::corrupt, describe(place) + ": has shape " +
-                                             to_string(tensor.shape) + ", the network needs " +
-                                             std::to_string(out.size()) + " elements");
+    return Error(ErrorCode::not_found, shards_.folder().string() + ": tensor " + std::string(name) +
+                                           ": is in none of the files");
+}
+
+Result<const float*> ShardWeights::rewritten(const std::string& name, const WeightParts& parts,
+                                             const Shape& shape) {
+    {
+        const std::lock_guard lock(copies_mutex_);
+        const auto made = rewritten_.find(name);
+        if (made != rewritten_.end()) return made->second.data();
     }
-    if (tensor.dtype == DType::f32) {
-        std::memcpy(out.data(), tensor.bytes.data(), tensor.bytes.size());
-        return {};
-    }
-    for (std::size_t i = 0; i < out.size(); ++i) {
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, tensor.bytes.data() + 2 * i, sizeof(bits));
-        out[i] = static_cast<float>(BFloat16::from_bits(bits));
-    }
-    return {};
+    PERCHERON_ASSIGN(std::vector<float> values, rewritten_values(parts, shape));
+    const std::lock_guard lock(copies_mutex_);
+    return rewritten_.try_emplace(name, std::move(values)).first->second.data();
 }
 
 const void* ShardWeights::aligned(const TensorPlace& place) {

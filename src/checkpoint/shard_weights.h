@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/formats.h"
 #include "checkpoint/shards.h"
 #include "core/status.h"
 #include "model/weight_source.h"
@@ -21,8 +23,9 @@ class ShardWeights : public model::WeightSource {
 
     bool has(std::string_view stem) const override;
     // Also takes tensors of more extents whose first is n and whose others multiply to k
-    // (convolutions, the patch embedding), if they are BF16 or F32.  Reads FP8 codes once: NaN is
-    // corrupt.  Thread-safe.
+    // (convolutions, the patch embedding), if they are BF16, F16 or F32.  Reads FP8 codes once: NaN
+    // is corrupt.  Weights that are rewritten (formats.h) are so on the first call and stay in
+    // memory. Thread-safe.
     Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override;
     Status vector(std::string_view name, std::span<float> out) override;
 
@@ -33,9 +36,14 @@ class ShardWeights : public model::WeightSource {
     // The bytes of a stored tensor at an address that suits its type.
     const void* aligned(const TensorPlace& place);
 
+    // Values of a weight that is not computed from the file's bytes, made on the first call.
+    Result<const float*> rewritten(const std::string& name, const WeightParts& parts,
+                                   const Shape& shape);
+
     std::mutex copies_mutex_;
     // Copies of tensors that a writer left unaligned.
     std::map<const StoredTensor*, std::vector<std::byte>> copies_;
+    std::map<std::string, std::vector<float>> rewritten_;
 };
 
 }  // namespace percheron::checkpoint

@@ -111,6 +111,7 @@ void ShardSet::add_file(const fs::path& path, std::vector<Error>& problems) {
     const SafetensorsFile& added = files_.back();
     for (const StoredTensor& tensor : added.tensors()) {
         const TensorPlace place{&tensor, &added};
+        has_trellis_ = has_trellis_ || tensor.name.ends_with(".trellis");
         const auto [entry, fresh] = places_.emplace(canonical_name(tensor.name), place);
         if (!fresh) {
             problems.emplace_back(

@@ -40,6 +40,8 @@ class ShardSet {
     // By canonical name (names.h); empty if there is none.
     TensorPlace find(std::string_view canonical) const;
     const std::unordered_map<std::string, TensorPlace>& tensors() const { return places_; }
+    // Whether a weight is stored in EXL3 (trellis.h), whose converter also keeps others in F16.
+    bool has_trellis() const { return has_trellis_; }
 
   private:
     void add_file(const std::filesystem::path& path, std::vector<Error>& problems);
@@ -48,6 +50,7 @@ class ShardSet {
     std::filesystem::path folder_;
     std::deque<SafetensorsFile> files_;  // a deque: places point into it
     std::unordered_map<std::string, TensorPlace> places_;
+    bool has_trellis_ = false;
 };
 
 }  // namespace percheron::checkpoint

@@ -91,7 +91,9 @@ void dequantise_row(const WeightMatrix& matrix, std::size_t row, float* out) {
             const auto* scales = static_cast<const Float8E4M3*>(matrix.scales) + row * (k / 16);
             for (std::size_t i = 0; i < k; ++i) {
                 const unsigned code = (source[i / 2] >> (4 * (i % 2))) & 15u;
-                const float scale = static_cast<float>(scales[i / 16]) * matrix.global_scale;
+                const float block = static_cast<float>(scales[i / 16]);
+                const float scale = matrix.global_inverse != 0.0f ? block / matrix.global_inverse
+                                                                  : block * matrix.global_scale;
                 out[i] = e2m1_value(code) * scale;
             }
             return;

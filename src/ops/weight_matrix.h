@@ -10,7 +10,10 @@
 //   w4a16       data: uint32[n][k/8], lowest nibble first, w = (nibble - 8) * scale;
 //               scales: BFloat16[n][k/128]; k a multiple of 128
 //   nvfp4       data: uint8[n][k/2], low nibble = even k, e2m1 codes; scales: Float8E4M3[n][k/16];
-//               w = e2m1 * (block scale * global_scale), that product rounded to float first
+//               w = e2m1 * (block scale * global_scale), that product rounded to float first;
+//               where a file holds the factor's inverse, w = e2m1 * (block scale / inverse), that
+//               quotient rounded first.  global_scale is the rounded 1 / inverse then, and products
+//               may use it: the two scales differ by a rounding.
 //
 // Memory may be a mapped file, host memory or device memory; the backend that made the view knows.
 #pragma once
@@ -31,7 +34,8 @@ struct WeightMatrix {
     std::size_t k = 0;  // inputs
     const void* data = nullptr;
     const void* scales = nullptr;
-    float global_scale = 1.0f;  // nvfp4 only
+    float global_scale = 1.0f;    // nvfp4 only
+    float global_inverse = 0.0f;  // nvfp4 whose file holds the inverse; else 0
 
     bool empty() const { return data == nullptr; }
 };

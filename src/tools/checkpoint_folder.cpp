@@ -28,6 +28,14 @@ std::string gibibytes(Bytes bytes) {
 
 }  // namespace
 
+Status check_free_space(const fs::path& out, Bytes bytes) {
+    const auto free = free_space(out);
+    if (!free || *free >= bytes) return {};
+    return Error(ErrorCode::io, out.string() + ": " + gibibytes(bytes) +
+                                    " would be written and the disk has " + gibibytes(*free) +
+                                    " free; name a folder on another disk or a smaller size");
+}
+
 Status make_output_folder(const fs::path& out, Bytes bytes) {
     std::error_code error;
     if (fs::exists(out, error) && !fs::is_directory(out, error)) {
@@ -43,11 +51,7 @@ Status make_output_folder(const fs::path& out, Bytes bytes) {
                                                           "another OUT or remove it first");
         }
     }
-    if (const auto free = free_space(out); free && *free < bytes) {
-        return Error(ErrorCode::io, out.string() + ": " + gibibytes(bytes) +
-                                        " would be written and the disk has " + gibibytes(*free) +
-                                        " free; name a folder on another disk or a smaller size");
-    }
+    PERCHERON_TRY(check_free_space(out, bytes));
     error.clear();
     fs::create_directories(out, error);
     if (error) {

@@ -132,6 +132,11 @@ class Inflation {
             PERCHERON_ASSIGN(const checkpoint::WeightParts parts,
                              checkpoint::find_weight(
                                  model_.shards(), checkpoint::stem_of(tensor.name), tensor.shape));
+            if (parts.rewritten()) {
+                return Error(ErrorCode::unsupported, describe(parts.first()) + ": is stored as " +
+                                                         std::string(parts.stored_as) +
+                                                         "; widen a checkpoint of another format");
+            }
             const std::size_t width = new_width(tensor, widths);
             if (width == 0) {
                 Unit unit;

@@ -35,7 +35,7 @@ Result<ModelSource> open_model(const fs::path& model, std::size_t threads) {
                      checkpoint::Checkpoint::open(model));
     source.config = opened->config();
     source.inventory = opened->inventory();
-    source.weight_bytes = opened->mapped_bytes();
+    source.weight_bytes = opened->mapped_bytes() + opened->inventory().rewritten_bytes;
     source.weights = std::move(opened);
     return source;
 }

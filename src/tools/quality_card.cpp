@@ -109,6 +109,45 @@ std::string quality_markdown(const std::vector<KindQuality>& quality) {
     return text;
 }
 
+constexpr Bytes largest_card = 64u << 20;
+constexpr const char* task_heading = "## Tasks\n";
+
+std::string tasks_markdown(const TaskCard& card) {
+    std::string text = task_heading;
+    text += "\n```sh\n" + card.command + "\n```\n\nAgainst " + card.source + " on " + card.items +
+            ":\n\n| task | items | source | here | difference, points |\n"
+            "| --- | --- | --- | --- | --- |\n";
+    for (const TaskDifference& task : card.tasks) {
+        text += formatted("| %s | %zu | %.2f %% | %.2f %% | %+.2f ± %.2f |\n", task.task.c_str(),
+                          task.items, 100 * task.base, 100 * task.model, 100 * task.difference,
+                          100 * task.band);
+    }
+    return text + "\n± is the 95 % band of the difference, pair by pair.\n";
+}
+
+Json tasks_json(const TaskCard& card) {
+    Json rows = Json::array();
+    for (const TaskDifference& task : card.tasks) {
+        rows.push_back({{"task", task.task},
+                        {"items", task.items},
+                        {"against", task.base},
+                        {"model", task.model},
+                        {"difference", task.difference},
+                        {"band", task.band}});
+    }
+    return {{"command", card.command},
+            {"against", card.source},
+            {"items", card.items},
+            {"tasks", std::move(rows)}};
+}
+
+// The text of a file, empty where there is none.
+Result<std::string> text_if_there(const std::filesystem::path& path) {
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) return std::string();
+    return read_text_file(path, largest_card);
+}
+
 }  // namespace
 
 std::string card_json(const QualityCard& card) {
@@ -167,6 +206,22 @@ std::string card_markdown(const QualityCard& card) {
 Status write_card(const std::filesystem::path& folder, const QualityCard& card) {
     PERCHERON_TRY(write_text_file(folder / "quality.json", card_json(card)));
     return write_text_file(folder / "QUALITY.md", card_markdown(card));
+}
+
+Status add_tasks_to_card(const std::filesystem::path& folder, const TaskCard& card) {
+    PERCHERON_ASSIGN(const std::string stored, text_if_there(folder / "quality.json"));
+    Json json = stored.empty() ? Json::object() : Json::parse(stored, nullptr, false);
+    if (!json.is_object()) {
+        return Error(ErrorCode::corrupt, (folder / "quality.json").string() +
+                                             ": is not a JSON object; remove it to begin anew");
+    }
+    json["tasks"] = tasks_json(card);
+    PERCHERON_ASSIGN(std::string page, text_if_there(folder / "QUALITY.md"));
+    page = page.substr(0, page.find(task_heading));
+    if (page.empty()) page = "# Quality\n\n";
+    if (!page.ends_with("\n\n")) page += "\n";
+    PERCHERON_TRY(write_text_file(folder / "quality.json", json.dump(1) + "\n"));
+    return write_text_file(folder / "QUALITY.md", page + tasks_markdown(card));
 }
 
 }  // namespace percheron::tools

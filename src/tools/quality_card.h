@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "tools/eval_tasks.h"
 #include "tools/quality.h"
 #include "tools/quantize.h"
 
@@ -26,5 +27,17 @@ std::string card_json(const QualityCard& card);
 std::string card_markdown(const QualityCard& card);
 // The two files in `folder`.  Errors: io.
 Status write_card(const std::filesystem::path& folder, const QualityCard& card);
+
+// Task accuracies of a folder and of its source on the same items.
+struct TaskCard {
+    std::string command;  // the exact command line
+    std::string source;   // the model it was compared with
+    std::string items;    // where the items come from
+    std::vector<TaskDifference> tasks;
+};
+
+// Puts them into the card in `folder`, in place of those an earlier run put there; begins a card
+// where there is none.  Errors: corrupt (quality.json is no JSON object), io.
+Status add_tasks_to_card(const std::filesystem::path& folder, const TaskCard& card);
 
 }  // namespace percheron::tools

@@ -337,6 +337,23 @@ class Quantizer {
     Bytes total_ = 0;
 };
 
+// At most: the parts, and once more where they are joined into one file; of a calibration the
+// streams before and behind a layer and the rows of its feed-forward.
+Bytes bytes_to_write(const model::ModelConfig& config, const std::vector<PlannedWeight>& plan,
+                     const QuantizeOptions& options) {
+    Bytes bytes = 0;
+    for (const PlannedWeight& weight : plan) {
+        for (const TensorHeader& tensor : weight.outputs)
+            bytes += tensor.bytes();
+    }
+    if (bytes <= options.shard_limit) bytes *= 2;
+    if (!options.calibration) return bytes;
+    Bytes tokens = 0;
+    for (const CalibrationText& text : options.calibration->texts)
+        tokens += text.ids.size();
+    return bytes + tokens * config.hidden * (2 * config.streams + 1) * sizeof(float);
+}
+
 }  // namespace
 
 Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
@@ -348,7 +365,8 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     PERCHERON_ASSIGN(const std::unique_ptr<CalibrationMath> math,
                      CalibrationMath::create(options.threads));
     PERCHERON_ASSIGN(QuantizeFolder folder,
-                     QuantizeFolder::open(out, describe_run(*source, options)));
+                     QuantizeFolder::open(out, describe_run(*source, options),
+                                          bytes_to_write(source->config(), plan, options)));
     PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, options, plan, folder, *math).run());
     PERCHERON_TRY(copy_companions(stored.folder(), out, Companions::all));
     const std::string modelopt = modelopt_config(plan);

@@ -31,9 +31,22 @@ std::string difference(const std::string& one, const std::string& other) {
     return "its description";
 }
 
+Bytes bytes_below(const fs::path& folder) {
+    Bytes total = 0;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+         entry.increment(error)) {
+        std::error_code gone;
+        const auto size = entry->file_size(gone);
+        if (!gone) total += size;
+    }
+    return total;
+}
+
 }  // namespace
 
-Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::string& run) {
+Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::string& run,
+                                            Bytes bytes) {
     const fs::path state = out / ".quantize";
     const fs::path description = state / "run.json";
     std::error_code error;
@@ -45,9 +58,10 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
                              difference(found, run) +
                              "; repeat that run, remove the folder or name another OUT");
         }
+        PERCHERON_TRY(check_free_space(out, bytes - std::min(bytes, bytes_below(state))));
         return QuantizeFolder(out, state);
     }
-    PERCHERON_TRY(make_output_folder(out));
+    PERCHERON_TRY(make_output_folder(out, bytes));
     error.clear();
     fs::create_directories(state, error);
     if (error) return io_error(state, "make the folder", error);

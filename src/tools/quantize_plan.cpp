@@ -228,6 +228,12 @@ Split split_plan(const std::vector<PlannedWeight>& plan, WeightFormat format) {
     return split;
 }
 
+Error not_a_source(const checkpoint::WeightParts& parts) {
+    return Error(ErrorCode::unsupported, describe(parts.first()) + ": is stored as " +
+                                             std::string(parts.stored_as) +
+                                             "; make smaller ones from the BF16 checkpoint");
+}
+
 }  // namespace
 
 Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoint& model,
@@ -251,6 +257,7 @@ Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoin
             PERCHERON_ASSIGN(weight.source,
                              checkpoint::find_weight(model.shards(), stem_of(weight.tensor.name),
                                                      weight.tensor.shape));
+            if (weight.source.rewritten()) return not_a_source(weight.source);
             PERCHERON_ASSIGN(weight.format, chooser.format(weight.tensor, weight.source.format));
             weight.calibrated = options.calibration.has_value() && !weight.copied() &&
                                 weight.format == options.format &&

@@ -78,6 +78,7 @@ TEST(Formats, EveryFormatOfEveryShapeGivesTheValuesOfItsDefinition) {
             const auto factor = global_scale(*parts);
             ASSERT_TRUE(factor.ok()) << factor.error().message();
             matrix.global_scale = *factor;
+            matrix.global_inverse = global_inverse(*parts);
             std::vector<float> row(k);
             for (std::size_t i = 0; i < n; ++i) {
                 ops::dequantise_row(matrix, i, row.data());
@@ -189,7 +190,7 @@ const BrokenPart broken_parts[] = {
          at(t, s + ".weight_scale_2") = tensor_of(DType::f32, {2}, std::vector<float>{1.0f, 1.0f});
      },
      ".weight_scale_2", "[1]"},
-    {"half precision", WeightFormat::bf16,
+    {"half precision without EXL3 beside it", WeightFormat::bf16,
      [](TestTensors& t, const std::string& s) { at(t, s + ".weight").dtype = DType::f16; },
      ".weight", "F16"},
 };
@@ -216,10 +217,14 @@ TEST(Formats, BothNvfp4DialectsMeanTheSameFactor) {
         std::mt19937_64 random(4);
         TestTensors tensors;
         add_weight(tensors, random, "lm_head.weight", 4, 32, WeightFormat::nvfp4, compressed);
+        const float inverse = 7680.0f;  // of a factor that is no binary fraction
+        tensors[compressed ? "lm_head.weight_global_scale" : "lm_head.weight_scale_2"] =
+            tensor_of(DType::f32, {1}, std::vector<float>{compressed ? inverse : 1.0f / inverse});
         const Weights weights(tensors);
         const auto parts = find_weight(weights.shards(), "lm_head", {4, 32});
         ASSERT_TRUE(parts.ok()) << parts.error().message();
-        EXPECT_EQ(*global_scale(*parts), 1.0f / 1024.0f);
+        EXPECT_EQ(*global_scale(*parts), 1.0f / inverse);
+        EXPECT_EQ(global_inverse(*parts), compressed ? inverse : 0.0f);
         EXPECT_EQ(parts->unused.size(), 1u);
     }
 }

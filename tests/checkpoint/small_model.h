@@ -152,11 +152,13 @@ inline std::vector<float> add_weight(TestTensors& tensors, std::mt19937_64& rand
             const float magnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
             const auto pairs = random_integers<std::uint8_t>(random, n * k / 2);
             const auto scales = random_e4m3(random, n * k / 16, true);
-            // A power of two, so that its inverse is exact.
-            const float factor = 1.0f / 1024.0f;
+            // What the file holds: the factor, or its inverse.
+            const float random_part = random_scales(random, 1)[0];
+            const float global = compressed_nvfp4 ? 1000.0f / random_part : random_part / 1000.0f;
             for (std::size_t i = 0; i < n * k; ++i) {
                 const unsigned code = pairs[i / 2] >> (4 * (i % 2)) & 15u;
-                const float scale = static_cast<float>(scales[i / 16]) * factor;
+                const float block = static_cast<float>(scales[i / 16]);
+                const float scale = compressed_nvfp4 ? block / global : block * global;
                 values[i] = (code > 7 ? -1.0f : 1.0f) * magnitudes[code & 7u] * scale;
             }
             tensors[stem + (compressed_nvfp4 ? ".weight_packed" : ".weight")] =
@@ -164,12 +166,12 @@ inline std::vector<float> add_weight(TestTensors& tensors, std::mt19937_64& rand
             tensors[stem + ".weight_scale"] = tensor_of(DType::f8_e4m3, {n, k / 16}, scales);
             if (compressed_nvfp4) {
                 tensors[stem + ".weight_global_scale"] =
-                    tensor_of(DType::f32, {1}, std::vector<float>{1.0f / factor});
+                    tensor_of(DType::f32, {1}, std::vector<float>{global});
                 tensors[stem + ".input_global_scale"] =
                     tensor_of(DType::f32, {1}, std::vector<float>{1.0f});
             } else {
                 tensors[stem + ".weight_scale_2"] =
-                    tensor_of(DType::f32, {}, std::vector<float>{factor});
+                    tensor_of(DType::f32, {}, std::vector<float>{global});
                 tensors[stem + ".input_scale"] =
                     tensor_of(DType::f32, {}, std::vector<float>{1.0f});
             }

@@ -1,86 +1,19 @@
 """Written checkpoints against other readers of their formats; see scripts/check-formats."""
 import json
 import pathlib
-import random
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
-
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-
-
-def read(folder):
-    """Every tensor of a folder, as (dtype, shape, bytes)."""
-    tensors = {}
-    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
-        data = path.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:8 + length]).items():
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                tensors[name] = (entry["dtype"], entry["shape"], data[8 + length + first:8 + length + last])
-    return tensors
-
-
-def f8_e4m3(codes):
-    codes = codes.astype(np.int32)
-    exponent, fraction = codes >> 3 & 15, codes & 7
-    value = np.where(exponent > 0, np.ldexp(8 + fraction, exponent - 10), np.ldexp(fraction, -9))
-    assert not np.any((codes & 127) == 127), "NaN"
-    return np.where(codes & 128, -value, value).astype(np.float32)
-
-
-def floats(tensor):
-    dtype, shape, data = tensor
-    if dtype == "BF16":
-        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    if dtype == "F32":
-        return np.frombuffer(data, np.float32).reshape(shape)
-    assert dtype == "F8_E4M3", dtype
-    return f8_e4m3(np.frombuffer(data, np.uint8)).reshape(shape)
-
-
-def w4a16(tensors, stem):
-    words = np.frombuffer(tensors[stem + ".weight_packed"][2], np.uint32)
-    n, k = np.frombuffer(tensors[stem + ".weight_shape"][2], np.int64)
-    codes = (words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(n, k).astype(np.float32) - 8
-    return codes * np.repeat(floats(tensors[stem + ".weight_scale"]), 128, 1)
-
-
-def nvfp4(tensors, stem):
-    _, (n, half), data = tensors[stem + ".weight"]
-    pairs = np.frombuffer(data, np.uint8).reshape(n, half)
-    codes = np.stack([pairs & 15, pairs >> 4], 2).reshape(n, 2 * half)
-    values = np.where(codes & 8, -E2M1[codes & 7], E2M1[codes & 7])
-    scales = floats(tensors[stem + ".weight_scale"]) * floats(tensors[stem + ".weight_scale_2"])
-    return values * np.repeat(scales, 16, 1)
-
-
-def fp8(tensors, stem):
-    values = floats(tensors[stem + ".weight"])
-    scales = floats(tensors[stem + ".weight_scale_inv"])
-    n, k = values.shape
-    return values * np.repeat(np.repeat(scales, 128, 0)[:n], 128, 1)[:, :k]
-
-
-def quantised(tensors):
-    """stem -> values, of every quantised weight."""
-    weights = {}
-    for name in tensors:
-        stem = name.rsplit(".", 1)[0]
-        if name.endswith(".weight_packed"):
-            weights[stem] = w4a16(tensors, stem)
-        elif name.endswith(".weight_scale_2"):
-            weights[stem] = nvfp4(tensors, stem)
-        elif name.endswith(".weight_scale_inv"):
-            weights[stem] = fp8(tensors, stem)
-    return weights
-
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from stored_formats import floats, quantised, read, without, write_file
+from twins import Twins, same_bits, write_small_model
 
 def check_compressed_tensors(folder, tensors, weights):
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -100,35 +33,66 @@ def check_compressed_tensors(folder, tensors, weights):
     print(f"  compressed-tensors reads {len(weights)} weights with the same values")
 
 
-def write_twin(source, twin, tensors, weights):
-    twin.mkdir()
-    config = json.loads((source / "config.json").read_text())
-    del config["quantization_config"]
-    (twin / "config.json").write_text(json.dumps(config))
-    header, blobs, offset = {}, [], 0
-    parts = {stem + suffix for stem in weights for suffix in
-             (".weight", ".weight_packed", ".weight_scale", ".weight_shape", ".weight_scale_2", ".weight_scale_inv")}
-    kept = {name: tensor for name, tensor in tensors.items() if name not in parts}
-    for stem, values in weights.items():
-        kept[stem + ".weight"] = ("F32", list(values.shape), values.astype(np.float32).tobytes())
-    width = {"F32": 4, "BF16": 2, "I64": 8, "F8_E4M3": 1}
-    for name, (dtype, shape, data) in sorted(kept.items(), key=lambda item: -width[item[1][0]]):
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
-        blobs.append(data)
-        offset += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (twin / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+def modelopt_values(data, blocks, factor):
+    """What modelopt makes of stored parts; tensors of torch, scales fed as fp32."""
+    stored = NVFP4QTensor(torch.Size([data.shape[0], data.shape[1] * 2]), torch.float32, data)
+    return stored.dequantize(torch.float32, scale=blocks, double_scale=factor, block_sizes={-1: 16}).numpy()
 
 
-def scores(program, folder, ids):
-    out = subprocess.run([program, "score", folder, "--ids", ids, "--top", "20", "--json", "--arithmetic", "fp32",
-                          "--device", "cpu"], check=True, capture_output=True, text=True).stdout
-    rows = []
-    for sequence in json.loads(out)["sequences"]:
-        rows += [value for value in sequence["logprobs"] if value is not None]
-        rows += [value for top in sequence["top"] for _, value in top]
-    return np.array(rows)
+def check_modelopt(tensors, weights):
+    for stem, expected in weights.items():
+        shape, data = tensors[stem + ".weight"][1:]
+        values = modelopt_values(torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(shape),
+                                 torch.from_numpy(floats(tensors[stem + ".weight_scale"]).copy()),
+                                 torch.from_numpy(floats(tensors[stem + ".weight_scale_2"]).copy()))
+        same_bits(values, expected, stem)
+    print(f"  modelopt reads {len(weights)} weights with the same values")
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def made_by_modelopt(stem, weight):
+    """Parts of a weight as modelopt stores it, and the values it gives them."""
+    packed, blocks, factor = NVFP4QTensor.quantize(weight.clone(), 16)
+    data = packed._quantized_data
+    parts = {stem + ".weight": ("U8", data.shape, bytes_of(data)),
+             stem + ".weight_scale": ("F8_E4M3", blocks.shape, bytes_of(blocks)),
+             stem + ".weight_scale_2": ("F32", [], factor.numpy().tobytes()),
+             stem + ".input_scale": ("F32", [], np.float32(0.01).tobytes())}
+    return parts, modelopt_values(data, blocks, factor)
+
+
+def made_by_compressed_tensors(stem, weight):
+    """The same by compressed-tensors, whose file holds the inverse of the factor."""
+    args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
+    inverse = (448 * 6 / weight.abs().max()).reshape(1).float()
+    groups = weight.reshape(weight.shape[0], -1, 16)
+    blocks = (groups.abs().amax(2) / 6 * inverse).to(torch.float8_e4m3fn).float()
+    codes = quantize(weight, blocks, None, args, global_scale=inverse)
+    data = pack_fp4_to_uint8(codes)
+    values = dequantize(unpack_fp4_from_uint8(data, *weight.shape, dtype=torch.float32), blocks, None, args,
+                        dtype=torch.float32, global_scale=inverse)
+    parts = {stem + ".weight_packed": ("U8", data.shape, bytes_of(data)),
+             stem + ".weight_scale": ("F8_E4M3", blocks.shape, bytes_of(blocks.to(torch.float8_e4m3fn))),
+             stem + ".weight_global_scale": ("F32", [1], inverse.numpy().tobytes()),
+             stem + ".input_global_scale": ("F32", [1], np.float32(100).tobytes())}
+    return parts, values.numpy()
+
+
+def write_foreign(source, folder, make):
+    """`source` with its routed experts as another package writes them; stem -> the values it gives them."""
+    folder.mkdir()
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    tensors, values, parts = read(source), {}, {}
+    for name in tensors:
+        if ".experts." in name:
+            stem = name.removesuffix(".weight")
+            made, values[stem] = make(stem, torch.from_numpy(floats(tensors[name]).copy()))
+            parts.update(made)
+    write_file(folder / "model.safetensors", {**without(tensors, values), **parts})
+    return values
 
 
 def main():
@@ -137,17 +101,8 @@ def main():
         root = pathlib.Path(name)
         source = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else root / "source"
         if len(sys.argv) <= 2:
-            subprocess.run([program, "synth", source, "--layers", "5", "--dense-layers", "1", "--vocabulary", "2048",
-                            "--hidden", "256", "--intermediate", "512", "--experts", "8", "--experts-per-token", "2",
-                            "--expert-intermediate", "128", "--heads", "4", "--query-rank", "128", "--latent",
-                            "128", "--head-dim", "64", "--value-dim", "64", "--index-heads", "4", "--index-dim",
-                            "64", "--index-topk", "64", "--kda-heads", "4", "--kda-dim", "64", "--vision", "0",
-                            "--seed", "3"], check=True, stdout=subprocess.DEVNULL)
-        vocabulary = json.loads((source / "config.json").read_text())
-        vocabulary = vocabulary.get("text_config", vocabulary)["vocab_size"]
-        random.seed(1)
-        ids = root / "ids.json"
-        ids.write_text(json.dumps([[random.randrange(min(vocabulary, 2000)) for _ in range(90)] for _ in range(3)]))
+            write_small_model(program, source)
+        twins = Twins(program, source, root)
         for options in (["w4a16"], ["nvfp4"], ["fp8"], ["w4a16", "--rest", "fp8"], ["nvfp4", "--rest", "fp8"]):
             print(*options)
             label = options[0] + str(len(options))
@@ -159,11 +114,14 @@ def main():
             assert weights and all(np.all(np.isfinite(values)) for values in weights.values())
             if options == ["w4a16"]:
                 check_compressed_tensors(folder, tensors, weights)
-            write_twin(folder, root / (label + "-twin"), tensors, weights)
-            ours, twins = scores(program, folder, ids), scores(program, root / (label + "-twin"), ids)
-            difference = np.max(np.abs(ours - twins)) / np.sqrt(np.mean(twins ** 2))
-            print(f"  {len(weights)} weights, log-probabilities within {difference:.1e} of RMS of the dequantised twin's")
-            assert difference < 1e-3
+            if options == ["nvfp4"]:
+                check_modelopt(tensors, weights)
+            twins.compare(folder, tensors, weights)
+        for make in (made_by_modelopt, made_by_compressed_tensors):
+            print("nvfp4", make.__name__.replace("_", " "))
+            folder = root / make.__name__
+            values = write_foreign(source, folder, make)
+            twins.compare(folder, read(folder), values)
     print("passed")
 
 

@@ -157,6 +157,33 @@ TEST_F(QualityOfNano, AgreesWithTheScoresOfBothModels) {
     EXPECT_THAT(
         *read_text_file(root.path() / "made/QUALITY.md", 1 << 20),
         AllOf(HasSubstr(card.command), HasSubstr("| letters | 3 |"), HasSubstr("| all | 7 |")));
+
+    // Task accuracies go behind what is there, those of a later run in place of the first one's.
+    for (const double accuracy : {0.5, 0.75}) {
+        TaskCard tasks{"percheron eval made --against source", "source", "items.jsonl.zst", {}};
+        tasks.tasks.push_back({"sums", 8, 1.0, accuracy, accuracy - 1.0, 0.25});
+        ASSERT_TRUE(add_tasks_to_card(root.path() / "made", tasks).ok());
+    }
+    const auto extended =
+        nlohmann::json::parse(*read_text_file(root.path() / "made/quality.json", 1 << 20));
+    EXPECT_EQ(extended["quality"], written["quality"]);
+    ASSERT_EQ(extended["tasks"]["tasks"].size(), 1u);
+    EXPECT_EQ(extended["tasks"]["tasks"][0]["model"], 0.75);
+    EXPECT_EQ(extended["tasks"]["tasks"][0]["band"], 0.25);
+    const std::string page = *read_text_file(root.path() / "made/QUALITY.md", 1 << 20);
+    EXPECT_THAT(page, AllOf(HasSubstr(card.command), HasSubstr("| all | 7 |"),
+                            HasSubstr("percheron eval made --against source"),
+                            HasSubstr("| sums | 8 | 100.00 % | 75.00 % | -25.00 ± 25.00 |")));
+    EXPECT_EQ(page.find("## Tasks"), page.rfind("## Tasks"));
+
+    // A folder without a card begins one; a file that is none is not written over.
+    std::filesystem::create_directory(root.path() / "bare");
+    ASSERT_TRUE(add_tasks_to_card(root.path() / "bare", {"c", "source", "items", {}}).ok());
+    EXPECT_THAT(*read_text_file(root.path() / "bare/QUALITY.md", 1 << 20),
+                testing::StartsWith("# Quality\n\n## Tasks\n"));
+    ASSERT_TRUE(write_text_file(root.path() / "bare/quality.json", "[]").ok());
+    EXPECT_EQ(add_tasks_to_card(root.path() / "bare", {"c", "source", "items", {}}).error().code(),
+              ErrorCode::corrupt);
 }
 
 TEST_F(QualityOfNano, CalibrationTextsAreReadInEveryForm) {
