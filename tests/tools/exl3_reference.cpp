@@ -1,6 +1,6 @@
-// The decoder of the exllamav3 package, compiled for a CPU: scripts/check-exl3 compiles this file with
-// the package's own exllamav3_ext/quant/exl3_dq.cuh, which is device code, and calls it from Python.
-// Here is only what that header expects of CUDA, and a loop over tiles.
+// The decoder of the exllamav3 package, compiled for a CPU: scripts/check-exl3 compiles this file
+// with the package's own exllamav3_ext/quant/exl3_dq.cuh, which is device code, and calls it from
+// Python. Here is only what that header expects of CUDA, and a loop over tiles.
 #include <cstdint>
 #include <cstring>
 
@@ -103,18 +103,41 @@ void decode(const uint32_t* tiles, long count, float* values) {
 template <int codebook>
 bool decode_bits(int twice, const uint32_t* tiles, long count, float* values) {
     switch (twice) {
-        case 2: decode<1, codebook, false>(tiles, count, values); return true;
-        case 4: decode<2, codebook, false>(tiles, count, values); return true;
-        case 6: decode<3, codebook, false>(tiles, count, values); return true;
-        case 8: decode<4, codebook, false>(tiles, count, values); return true;
-        case 10: decode<5, codebook, false>(tiles, count, values); return true;
-        case 12: decode<6, codebook, false>(tiles, count, values); return true;
-        case 14: decode<7, codebook, false>(tiles, count, values); return true;
-        case 16: decode<8, codebook, false>(tiles, count, values); return true;
-        case 3: decode<1, codebook, true>(tiles, count, values); return true;
-        case 5: decode<2, codebook, true>(tiles, count, values); return true;
-        case 7: decode<3, codebook, true>(tiles, count, values); return true;
-        default: return false;
+        case 2:
+            decode<1, codebook, false>(tiles, count, values);
+            return true;
+        case 4:
+            decode<2, codebook, false>(tiles, count, values);
+            return true;
+        case 6:
+            decode<3, codebook, false>(tiles, count, values);
+            return true;
+        case 8:
+            decode<4, codebook, false>(tiles, count, values);
+            return true;
+        case 10:
+            decode<5, codebook, false>(tiles, count, values);
+            return true;
+        case 12:
+            decode<6, codebook, false>(tiles, count, values);
+            return true;
+        case 14:
+            decode<7, codebook, false>(tiles, count, values);
+            return true;
+        case 16:
+            decode<8, codebook, false>(tiles, count, values);
+            return true;
+        case 3:
+            decode<1, codebook, true>(tiles, count, values);
+            return true;
+        case 5:
+            decode<2, codebook, true>(tiles, count, values);
+            return true;
+        case 7:
+            decode<3, codebook, true>(tiles, count, values);
+            return true;
+        default:
+            return false;
     }
 }
 
@@ -124,9 +147,13 @@ bool decode_bits(int twice, const uint32_t* tiles, long count, float* values) {
 extern "C" bool exl3_decode(int twice, int codebook, const uint32_t* tiles, long count,
                             float* values) {
     switch (codebook) {
-        case 0: return decode_bits<0>(twice, tiles, count, values);
-        case 1: return decode_bits<1>(twice, tiles, count, values);
-        case 2: return decode_bits<2>(twice, tiles, count, values);
-        default: return false;
+        case 0:
+            return decode_bits<0>(twice, tiles, count, values);
+        case 1:
+            return decode_bits<1>(twice, tiles, count, values);
+        case 2:
+            return decode_bits<2>(twice, tiles, count, values);
+        default:
+            return false;
     }
 }
