@@ -21,9 +21,9 @@ namespace percheron::tools {
 class QuantizeFolder {
   public:
     // Makes the folder, or finds the run described by `run` in it.  `bytes` is what the whole run
-    // writes at most; a disk that has not as much free, what is already there counted in, is refused.
-    // Errors: invalid_argument (no folder, a checkpoint is there, an unfinished run that differs:
-    // names the first difference); io.
+    // writes at most; a disk that has not as much free, what is already there counted in, is
+    // refused. Errors: invalid_argument (no folder, a checkpoint is there, an unfinished run that
+    // differs: names the first difference); io.
     static Result<QuantizeFolder> open(const std::filesystem::path& out, const std::string& run,
                                        Bytes bytes);
 
