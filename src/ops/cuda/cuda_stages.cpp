@@ -142,7 +142,6 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
     };
     multiply(projections, rows);
     const int sequences = batch_.view().sequence_count;
-    if (sequences == 1 && rows <= prefetch_rows) prefetch_beside(packed_view(weights.out), 4);
 
     KdaStep step;
     const PackedMatrix decay_weight = packed_view(weights.f_b);
@@ -152,6 +151,10 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         step.gate_rank = s.gate_rank;
         step.decay_weight = decay_weight;
         step.gate_weight = gate_weight;
+        if (sequences == 1 && rows <= prefetch_rows) {
+            step.ahead = packed_view(weights.out);
+            step.ahead_every = 4;
+        }
     } else {
         const FewRowProduct expansions[] = {
             product(decay_weight, s.decay_rank, dim, s.decay, width),

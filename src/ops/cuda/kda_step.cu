@@ -3,6 +3,7 @@
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/kda_step.h"
+#include "ops/cuda/weight_prefetch.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -402,6 +403,17 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SharedMemory<in_place>*>(memory);
     const int items = step.heads * step.sequence_count;
+    if constexpr (in_place) {
+        if (static_cast<int>(blockIdx.x) >= items) {
+            wait_for_previous_kernel();
+            let_next_kernel_start();
+            prefetch_block(
+                step.ahead,
+                (static_cast<int>(blockIdx.x) - items) * threads + static_cast<int>(threadIdx.x),
+                step.ahead_every);
+            return;
+        }
+    }
     // The state was written by an earlier step, so it may be read before the previous kernel ends.
     const auto fetch = [&](int item) {
         if (item < items) {
@@ -510,8 +522,14 @@ Status kda_step(const KdaStep& step, const LaunchContext& context) {
                             context))
             return Error(ErrorCode::invalid_argument,
                          "the KDA step expands its gates only for a few sequences and from bf16");
+        int helpers = 0;
+        if (step.ahead_every > 0) {
+            const int pieces = (step.ahead.tiles() * step.ahead.blocks() + step.ahead_every - 1) /
+                               step.ahead_every;
+            helpers = (pieces + threads - 1) / threads;
+        }
         return launch("launching the KDA step", kda_step_kernel<true>,
-                      {dim3(items), threads, sizeof(SharedInPlace)}, context, step);
+                      {dim3(items + helpers), threads, sizeof(SharedInPlace)}, context, step);
     }
     return launch("launching the KDA step", kda_step_kernel<false>,
                   {dim3(std::min(items, context.multiprocessors * blocks_per_multiprocessor)),

@@ -5,7 +5,7 @@
 namespace percheron::ops::cuda {
 namespace {
 
-constexpr int choose_threads = 1024;
+constexpr int group_threads = 1024;
 constexpr int few_threads = expert_group_rows * 32;
 constexpr int most_experts = 512;
 constexpr int most_rows = 512;
@@ -147,31 +147,43 @@ __global__ void __launch_bounds__(few_threads)
     }
 }
 
-__global__ void __launch_bounds__(choose_threads)
-    choose_kernel(const __grid_constant__ Routing routing) {
+// The choices of many rows, a warp a row.
+__global__ void __launch_bounds__(few_threads)
+    choose_rows_kernel(const __grid_constant__ Routing routing) {
+    __shared__ std::uint16_t chosen[few_threads / 32][most_chosen];
+    extern __shared__ std::uint32_t keys[];  // [warps][experts]
+    prefetch(routing.bias, routing.experts * 4, threadIdx.x, few_threads);
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = static_cast<int>(blockIdx.x) * (few_threads / 32) + warp;
+    if (row >= routing.rows) return;
+    std::uint32_t* const own = keys + warp * routing.experts;
+#pragma unroll 4
+    for (int i = lane; i < routing.experts; i += 32)
+        own[i] = key_of(routing, row, i);
+    choose(routing, row, lane, own, chosen[warp]);
+}
+
+// Their pairs, grouped by expert.
+__global__ void __launch_bounds__(group_threads)
+    group_kernel(const __grid_constant__ Routing routing) {
     constexpr int expert_warps = most_experts / 32;
     constexpr int packed = 8;  // choices a read
     __shared__ std::int32_t counts[most_experts];
     __shared__ std::int32_t warp_pairs[expert_warps], warp_groups[expert_warps];
     __shared__ __align__(16) std::uint16_t chosen[most_rows * most_chosen + packed];
-    extern __shared__ std::uint32_t keys[];  // [warps][experts]
     const int expert = static_cast<int>(threadIdx.x);
     if (expert < most_experts) counts[expert] = 0;
-    prefetch(routing.bias, routing.experts * 4, threadIdx.x, choose_threads);
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int pairs = routing.rows * routing.chosen;
     if (threadIdx.x < packed) chosen[pairs + threadIdx.x] = 0xffffu;
-    for (int row = warp; row < routing.rows; row += choose_threads / 32) {
-        std::uint32_t* const own = keys + warp * routing.experts;
-#pragma unroll 4
-        for (int i = lane; i < routing.experts; i += 32)
-            own[i] = key_of(routing, row, i);
-        choose(routing, row, lane, own, chosen + row * routing.chosen);
-    }
+    for (int pair = threadIdx.x; pair < pairs; pair += group_threads)
+        chosen[pair] = static_cast<std::uint16_t>(routing.choice.experts[pair]);
     __syncthreads();
-    for (int pair = threadIdx.x; pair < pairs; pair += choose_threads)
+    for (int pair = threadIdx.x; pair < pairs; pair += group_threads)
         atomicAdd(&counts[chosen[pair]], 1);
     __syncthreads();
 
@@ -245,12 +257,18 @@ Status route(const Routing& routing, const LaunchContext& context) {
     product.y = routing.logits;
     product.y_stride = routing.experts;
     PERCHERON_TRY(few_row_gemm({&product, 1}, routing.rows * row_parts, 0.0f, context));
-    const bool few = routing.rows <= expert_group_rows;
-    const int threads = few ? few_threads : choose_threads;
     const std::size_t keys =
-        static_cast<std::size_t>(threads / 32) * routing.experts * sizeof(std::uint32_t);
-    return launch("launching the router's choice", few ? choose_few_kernel : choose_kernel,
-                  {dim3(1), threads, keys}, context, routing);
+        static_cast<std::size_t>(few_threads / 32) * routing.experts * sizeof(std::uint32_t);
+    if (routing.rows <= expert_group_rows)
+        return launch("launching the router's choice", choose_few_kernel,
+                      {dim3(1), few_threads, keys}, context, routing);
+    constexpr int rows_a_block = few_threads / 32;
+    PERCHERON_TRY(
+        launch("launching the router's choice", choose_rows_kernel,
+               {dim3((routing.rows + rows_a_block - 1) / rows_a_block), few_threads, keys}, context,
+               routing));
+    return launch("launching the experts' grouping", group_kernel, {dim3(1), group_threads, 0},
+                  context, routing);
 }
 
 }  // namespace percheron::ops::cuda

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/cuda/device.cuh"
+#include "ops/cuda/weight_prefetch.cuh"
 #include "ops/cuda/weight_prefetch.h"
 
 namespace percheron::ops::cuda {
@@ -17,15 +17,9 @@ struct Prefetch {
 };
 
 __global__ void __launch_bounds__(threads) prefetch_kernel(const __grid_constant__ Prefetch op) {
-#if __CUDA_ARCH__ >= 900
     const int matrix = blockIdx.y;
-    const int block = static_cast<int>(blockIdx.x * threads + threadIdx.x) * op.every;
-    if (block >= op.blocks[matrix]) return;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     op.data[matrix] + static_cast<std::size_t>(block) * op.block_bytes[matrix]),
-                 "r"(op.block_bytes[matrix])
-                 : "memory");
-#endif
+    prefetch_block(op.data[matrix], op.block_bytes[matrix], op.blocks[matrix],
+                   static_cast<int>(blockIdx.x * threads + threadIdx.x), op.every);
 }
 
 }  // namespace
