@@ -8,7 +8,7 @@ namespace {
 // What starts must promise so much more than the step without it; passes, whose time is sure and
 // whose gain is not, more than copies.
 constexpr double margin_to_start = 1.02;
-constexpr double margin_to_pass = 1.05;
+constexpr double margin_to_pass = 1.03;
 
 // What the first `limit` drafts of an offer are worth where each costs `price` tokens.
 double worth_of(const Offer& offer, std::uint32_t limit, double price) {

@@ -15,7 +15,7 @@ constexpr double share_of_a_row_without_experts = 0.3;
 // as some observations of its own.
 constexpr double least_level_gain = 0.03;
 constexpr double least_correction_gain = 0.08;
-constexpr double prior_steps = 2;
+constexpr double prior_steps = 0.3;
 constexpr double most_surprise_at_first = 0.7;
 constexpr double most_surprise = 0.25;
 constexpr double steps_until_known = 4;
@@ -98,14 +98,27 @@ void StepCosts::carry_over() {
     }
 }
 
-// Steps of more rows that looked faster were lucky.
+// Steps of more rows that looked faster were lucky.  Beyond what was seen a step grows no faster
+// than between the last two numbers of rows that were: what rows share is paid for by then.
 void StepCosts::tabulate() {
+    std::size_t last = 0, before_last = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (nodes_[i].seen == 0) continue;
+        before_last = last;
+        last = i;
+    }
     double floor = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        const double seconds = std::exp(level_ + nodes_[i].prior + nodes_[i].correction);
+        double seconds = std::exp(level_ + nodes_[i].prior + nodes_[i].correction);
+        const double rows = rows_of_a_node[i];
+        if (i > last && nodes_[before_last].seen > 0 && last > before_last) {
+            const double row = (nodes_[last].seconds - nodes_[before_last].seconds) /
+                               (rows_of_a_node[last] - rows_of_a_node[before_last]);
+            seconds = std::min(seconds, nodes_[last].seconds + row * (rows - rows_of_a_node[last]));
+        }
         if (i > 0) {
             floor = nodes_[i - 1].seconds +
-                    least_row * nodes_[0].seconds * (rows_of_a_node[i] - rows_of_a_node[i - 1]);
+                    least_row * nodes_[0].seconds * (rows - rows_of_a_node[i - 1]);
         }
         nodes_[i].seconds = std::max(seconds, floor);
     }

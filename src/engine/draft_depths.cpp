@@ -20,9 +20,10 @@ constexpr std::array<double, 3> chances_of_passes = {0.7, 0.6, 0.6};
 constexpr double tries_at_first = 10;
 // For so many steps without a draft a proposer that bridges no gaps is kept up to date.
 constexpr std::uint32_t patience = 16;
-// Of so many drafted steps in a row one is left without; more often while few were.
-constexpr std::uint32_t steps_between_plain = 64;
-constexpr std::uint32_t steps_between_first_plain = 24;
+// Of so many drafted steps in a row one is left without: fewer where drafts gain so much that the
+// comparison need not be a close one, more while few were.
+constexpr double sure_gain = 1.2;
+constexpr std::uint32_t steps_between_plain[2][2] = {{64, 24}, {256, 128}};
 constexpr std::uint32_t plain_steps_to_know = 8;
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
@@ -140,8 +141,8 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     if (candidates.empty() || !step_costs_.known()) {
         return nobody;
     }
-    if (drafted_run_ >=
-        (plain_steps_ < plain_steps_to_know ? steps_between_first_plain : steps_between_plain)) {
+    const std::uint32_t first = plain_steps_ < plain_steps_to_know ? 1 : 0;
+    if (drafted_run_ >= steps_between_plain[gain_ > sure_gain ? 1 : 0][first]) {
         settle(candidates, nobody);
         return nobody;
     }
@@ -168,13 +169,15 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     }
     if (!asked) {
         list(candidates, nobody);
-        policy_.choose(choices_, costs_of(nobody), drafting, false);
+        best_rate = policy_.choose(choices_, costs_of(nobody), drafting, false);
         best_choices_ = choices_;
     }
     for (std::size_t i = 0; i < candidates.size(); ++i) {
         const draft::Choice& choice = best_choices_[i];
         (choice.use_timed ? candidates[i].timed : candidates[i].copied) = choice.depth;
     }
+    const auto count = static_cast<double>(candidates.size());
+    gain_ = best_rate * step_costs_.seconds(count) / count;
     explore(candidates, best);
     settle(candidates, best);
     return best;

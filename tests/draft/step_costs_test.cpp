@@ -76,5 +76,16 @@ TEST(StepCosts, NumbersOfRowsBetweenMeasuredOnesAreCarriedOver) {
     EXPECT_GT(costs.seconds(8), costs.seconds(5));
 }
 
+// A few measured steps outweigh whatever was believed of the network, also of more rows.
+TEST(StepCosts, BeyondWhatWasMeasuredAStepGrowsAsItDidBefore) {
+    StepCosts costs;
+    const auto line = [](double rows) { return 0.04 + 0.006 * rows; };
+    for (int i = 0; i < 3; ++i)
+        for (const double rows : {1.0, 2.0, 4.0, 8.0, 16.0})
+            costs.observe(rows, line(rows));
+    for (const double rows : {1.0, 8.0, 16.0, 32.0, 64.0, 128.0})
+        EXPECT_NEAR(costs.seconds(rows), line(rows), 0.1 * line(rows)) << rows;
+}
+
 }  // namespace
 }  // namespace percheron::draft

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,6 +14,12 @@
 #include "engine/reply_collector.h"
 
 namespace percheron::tools {
+
+// Tokens of a reply: enough for every edge here, DRAFTED_TOKENS in scripts/test-slow.
+inline std::uint32_t drafted_tokens() {
+    const char* const wanted = std::getenv("DRAFTED_TOKENS");
+    return wanted == nullptr ? 130 : static_cast<std::uint32_t>(std::strtoul(wanted, nullptr, 10));
+}
 
 struct DraftedReplies {
     std::vector<std::vector<TokenId>> tokens;  // of every choice of every request

@@ -137,7 +137,7 @@ TEST_F(NanoDflash2, RandomDraftersChangeNoId) {
         return;
     }
     WarningKeeper keeper;
-    const std::vector<GenerationRequest> asked = requests(130);
+    const std::vector<GenerationRequest> asked = requests(drafted_tokens());
     DraftWish off;
     off.proposer = "off";
     const DraftedReplies expected = run_drafted(*load(off), asked, false);
@@ -166,7 +166,7 @@ TEST_F(NanoDflash2, RandomDraftersChangeNoId) {
 TEST_F(NanoDflash2, ACountedDrafterIsOftenRightAndChangesNoId) {
     if (!drafts_here()) return;
     const tests::QuietLog quiet;
-    const std::vector<GenerationRequest> asked = requests(130);
+    const std::vector<GenerationRequest> asked = requests(drafted_tokens());
     DraftWish off;
     off.proposer = "off";
     const DraftedReplies expected = run_drafted(*load(off), asked);

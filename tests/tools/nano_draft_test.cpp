@@ -105,7 +105,7 @@ class NanoDraft : public NanoModel {
 
 TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
     const tests::QuietLog quiet;
-    const std::vector<GenerationRequest> asked = requests(130);
+    const std::vector<GenerationRequest> asked = requests(drafted_tokens());
     const DraftedReplies expected = run_drafted(*load({"off", {}}), asked, false);
     EXPECT_GT(expected.generated, 1000u);
     EXPECT_EQ(expected.rounds, 0u);

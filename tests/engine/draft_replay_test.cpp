@@ -1,0 +1,287 @@
+// Choosing drafts without a clock: replies of the embedded model, of which it is written down what
+// drafts would have held where (tests/data/draft_traces.txt, made by tests/tools/draft_traces.cpp),
+// are gone through as the engine does, by times that follow a table and are blurred as real ones
+// are.  So every cell of streams, kind of text and temperature compares `auto` with what the best
+// fixed setting would have got.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "engine/draft_depths.h"
+
+namespace percheron::engine {
+namespace {
+
+constexpr std::uint32_t deepest = 7;
+constexpr std::uint32_t copies = 0, layer = 1;  // proposers
+
+struct Trace {
+    std::string strength, named, held, layer_held;
+
+    std::size_t places() const { return named.size(); }
+    static std::uint32_t digit(const std::string& digits, std::size_t place) {
+        return static_cast<std::uint32_t>(digits[place] - '0');
+    }
+};
+
+using Cells = std::map<std::string, std::vector<Trace>>;  // by kind and temperature
+
+Cells read_traces() {
+    std::ifstream in(std::string(PERCHERON_SOURCE_DIR) + "/tests/data/draft_traces.txt");
+    Cells cells;
+    std::string line;
+    while (std::getline(in, line)) {
+        std::istringstream words(line);
+        std::string kind, temperature;
+        Trace trace;
+        words >> kind >> temperature >> trace.strength >> trace.named >> trace.held >>
+            trace.layer_held;
+        cells[kind + ", T = " + temperature].push_back(std::move(trace));
+    }
+    return cells;
+}
+
+class Named final : public draft::Proposer {
+  public:
+    explicit Named(bool takes_time) : takes_time_(takes_time) {}
+    std::string_view name() const override { return takes_time_ ? "mtp" : "copy"; }
+    bool takes_time() const override { return takes_time_; }
+    bool bridges_gaps() const override { return true; }
+    void begin(RequestSlot) override {}
+    Status propose(ops::NumericClass, std::span<draft::DraftSequence>) override { return {}; }
+
+  private:
+    bool takes_time_;
+};
+
+// Milliseconds of a step by its rows and of a pass by its sequences, between these straight lines.
+struct Machine {
+    const char* name;
+    std::map<double, double> step;
+    std::map<double, double> pass;
+
+    static double at(const std::map<double, double>& table, double rows) {
+        auto above = table.upper_bound(rows);
+        if (above == table.end()) --above;
+        const auto below = std::prev(above);
+        const double part = (rows - below->first) / (above->first - below->first);
+        return below->second + part * (above->second - below->second);
+    }
+};
+
+// The embedded model on two cores; one whose weights do not fit the processor's caches, where a
+// step reads most of what it reads for one row too.
+const std::array<Machine, 2> machines = {{
+    {"nano",
+     {{1, 1.19}, {2, 1.5}, {4, 2.15}, {8, 3.4}, {16, 6}, {32, 11.5}, {128, 46}},
+     {{1, 0.42}, {4, 1.2}, {16, 4}}},
+    {"wide",
+     {{1, 50}, {2, 58}, {4, 72}, {8, 98}, {16, 145}, {32, 230}, {128, 700}},
+     {{1, 8}, {4, 14}, {16, 30}}},
+}};
+
+struct Setting {
+    bool adaptive = false;
+    std::uint32_t copied = 0;  // drafts of fixed settings
+    std::uint32_t timed = 0;
+};
+
+struct Outcome {
+    double rate = 0;  // tokens a millisecond
+    std::uint64_t copied = 0, timed = 0;
+};
+
+class Replay {
+  public:
+    Replay(const Machine& machine, double blur, unsigned seed)
+        : machine_(machine), random_(seed), blur_(0, blur) {
+        proposers_.push_back(std::make_unique<Named>(false));
+        proposers_.push_back(std::make_unique<Named>(true));
+        depths_ = std::make_unique<DraftDepths>(proposers_, draft::StepShape{});
+        // As the engine does at its start.
+        for (int round = 0; round < 3; ++round) {
+            for (const std::uint32_t rows : {1u, 2u, 4u, 8u, 16u, 32u}) {
+                depths_->observe_step(rows, blurred(Machine::at(machine_.step, rows)));
+            }
+            depths_->observe_passes(layer, 1, 2, 2 * blurred(Machine::at(machine_.pass, 1)));
+        }
+    }
+
+    // Waves of so many streams.
+    Outcome run(const std::vector<Trace>& traces, std::uint32_t streams, const Setting& setting) {
+        const std::size_t all = std::max<std::size_t>(traces.size(), streams);
+        for (std::size_t first = 0; first < all; first += streams) {
+            streams_.clear();
+            for (std::size_t i = first; i < std::min(all, first + streams); ++i) {
+                streams_.push_back(std::make_unique<Stream>());
+                streams_.back()->trace = &traces[i % traces.size()];
+                depths_->begin(streams_.back()->sequence);
+            }
+            while (step(setting)) {
+            }
+        }
+        outcome_.rate = static_cast<double>(tokens_) / time_;
+        return outcome_;
+    }
+
+  private:
+    struct Stream {
+        const Trace* trace = nullptr;
+        Sequence sequence;
+        std::size_t place = 0;
+        std::uint32_t drafted = 0, held = 0;
+
+        bool over() const { return place >= trace->places(); }
+        std::uint32_t left() const {
+            return static_cast<std::uint32_t>(trace->places() - place) - 1;
+        }
+    };
+
+    double blurred(double time) { return time * std::exp(blur_(random_)); }
+
+    // What was chosen for the step that comes.
+    std::uint32_t choose(const Setting& setting) {
+        std::vector<DraftDepths::Candidate> candidates;
+        std::vector<Stream*> owners;
+        for (const auto& stream : streams_) {
+            stream->drafted = stream->held = 0;
+            if (stream->over() || stream->left() == 0) continue;
+            const Trace& trace = *stream->trace;
+            const std::uint32_t most = std::min(deepest, stream->left());
+            Drafting& drafting = stream->sequence.drafting;
+            const std::uint32_t named = std::min(Trace::digit(trace.named, stream->place), most);
+            if (named > 0) {
+                drafting.proposer = copies;
+                drafting.strength = Trace::digit(trace.strength, stream->place);
+            }
+            candidates.push_back({&stream->sequence, named, most});
+            owners.push_back(stream.get());
+        }
+        if (setting.adaptive) {
+            depths_->choose(candidates);
+        } else {
+            for (DraftDepths::Candidate& candidate : candidates) {
+                candidate.copied = std::min(candidate.copies, setting.copied);
+                candidate.timed = std::min(candidate.most, setting.timed);
+            }
+        }
+        std::uint32_t passes = 0, passing = 0;
+        for (std::size_t i = 0; i < owners.size(); ++i) {
+            const auto& [sequence, named, most, copied, timed] = candidates[i];
+            Stream& stream = *owners[i];
+            stream.drafted = copied + timed;
+            stream.held = std::min(stream.drafted, Trace::digit(timed > 0 ? stream.trace->layer_held
+                                                                          : stream.trace->held,
+                                                                stream.place));
+            outcome_.copied += copied;
+            outcome_.timed += timed;
+            passes = std::max(passes, timed);
+            passing += timed > 0 ? 1 : 0;
+        }
+        if (passes > 0) {
+            const double took = passes * blurred(Machine::at(machine_.pass, passing));
+            time_ += took;
+            if (setting.adaptive) depths_->saw_passes(layer, passing, passes, took);
+        }
+        return passes;
+    }
+
+    bool step(const Setting& setting) {
+        std::uint32_t rows = 0, sequences = 0, tokens = 0;
+        for (const auto& stream : streams_) {
+            if (stream->over()) continue;
+            ++sequences;
+            rows += 1 + stream->drafted;
+        }
+        if (sequences == 0) return false;
+        const double took = blurred(Machine::at(machine_.step, rows));
+        time_ += took;
+        for (const auto& stream : streams_) {
+            if (stream->over()) continue;
+            if (stream->drafted > 0 && setting.adaptive) {
+                draft::Verdict verdict;
+                verdict.accepted = stream->held;
+                verdict.taken = stream->held + 1;
+                depths_->learn(stream->sequence, stream->drafted, verdict);
+            }
+            tokens += 1 + stream->held;
+            stream->place += 1 + stream->held;
+        }
+        tokens_ += tokens;
+        if (setting.adaptive) depths_->saw_step(rows, sequences, tokens, took);
+        choose(setting);
+        return true;
+    }
+
+    const Machine& machine_;
+    std::mt19937 random_;
+    std::normal_distribution<double> blur_;
+    DraftDepths::Proposers proposers_;
+    std::unique_ptr<DraftDepths> depths_;
+    std::vector<std::unique_ptr<Stream>> streams_;
+    double time_ = 0;
+    std::uint64_t tokens_ = 0;
+    Outcome outcome_;
+};
+
+constexpr std::array<Setting, 6> fixed_settings = {
+    {{false, 0, 0}, {false, 4, 0}, {false, 7, 0}, {false, 0, 1}, {false, 0, 2}, {false, 0, 3}}};
+
+double median_of(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
+    const Cells cells = read_traces();
+    ASSERT_EQ(cells.size(), 8u);
+    std::uint32_t by_copies = 0, by_layer = 0, by_nobody = 0;
+    std::vector<double> shares;
+    for (const Machine& machine : machines) {
+        for (const auto& [cell, traces] : cells) {
+            for (const std::uint32_t streams : {1u, 4u, 16u}) {
+                std::vector<double> fixed;
+                for (const Setting& setting : fixed_settings) {
+                    fixed.push_back(Replay(machine, 0, 1).run(traces, streams, setting).rate);
+                }
+                std::vector<double> chosen;
+                Outcome outcome;
+                for (unsigned seed = 0; seed < 5; ++seed) {
+                    outcome = Replay(machine, 0.06, seed).run(traces, streams, {true, 0, 0});
+                    chosen.push_back(outcome.rate);
+                }
+                const double best = *std::max_element(fixed.begin(), fixed.end());
+                const double rate = median_of(chosen);
+                std::ostringstream what;
+                what << machine.name << ", " << streams << " x " << cell << ": " << rate / fixed[0]
+                     << " of none, best " << best / fixed[0] << ", drafted " << outcome.copied
+                     << " + " << outcome.timed;
+                // Of five runs and as short as these; the mean is held closer.
+                EXPECT_GT(rate, 0.93 * best) << what.str();
+                EXPECT_GT(rate, 0.95 * fixed[0]) << what.str();
+                shares.push_back(std::min(rate / best, 1.0));
+                by_copies += outcome.copied > 200 ? 1 : 0;
+                by_layer += outcome.timed > 200 ? 1 : 0;
+                by_nobody += outcome.copied + outcome.timed < 100 ? 1 : 0;
+            }
+        }
+    }
+    EXPECT_EQ(shares.size(), 48u);
+    EXPECT_GT(std::accumulate(shares.begin(), shares.end(), 0.0) / 48, 0.98);
+    EXPECT_GT(by_copies, 0u);
+    EXPECT_GT(by_layer, 0u);
+    EXPECT_GT(by_nobody, 0u);
+}
+
+}  // namespace
+}  // namespace percheron::engine
