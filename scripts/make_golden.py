@@ -350,7 +350,7 @@ def main():
         with tempfile.TemporaryDirectory() as twin:
             model = load(plain_twin(arguments.model, twin))
         greedy = arguments.greedy
-        states, logit_rows = ([], 8) if arguments.small else (None, None)
+        states, logit_rows = ([], 2) if arguments.small else (None, None)
     tensors = golden_of(model, prompts, greedy, states, logit_rows)
     os.makedirs(arguments.out, exist_ok=True)
     import transformers
