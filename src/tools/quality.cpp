@@ -191,6 +191,11 @@ Result<std::vector<KindQuality>> compare_quality(const std::vector<CalibrationTe
     std::size_t longest = 0;
     std::size_t total = 0;
     for (const CalibrationText& text : texts) {
+        if (!text.images.empty()) {
+            return Error(ErrorCode::invalid_argument,
+                         "models are compared on texts without images; leave those with images to "
+                         "the calibration and to `percheron eval`");
+        }
         longest = std::max(longest, text.ids.size());
         total += text.ids.size() - 1;
     }

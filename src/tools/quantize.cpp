@@ -60,6 +60,10 @@ std::string describe_run(const Checkpoint& model, const QuantizeOptions& options
             const std::size_t length = text.ids.size();
             ids.add(std::as_bytes(std::span(&length, 1)));
             ids.add(std::as_bytes(std::span(text.ids)));
+            for (const PromptImage& image : text.images) {
+                ids.add(std::as_bytes(std::span(&image.first, 1)));
+                ids.add(std::as_bytes(std::span(image.content_hash)));
+            }
         }
         run["calibration texts"] = ids.text();
         run["all experts"] = calibration.all_experts;

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/files.h"
+#include "text/prompt_images.h"
+#include "tools/item_images.h"
 
 namespace percheron::tools {
 namespace {
@@ -25,8 +27,10 @@ Result<std::vector<TokenId>> read_ids(const Json& list, std::size_t vocabulary) 
     return ids;
 }
 
-Result<std::vector<TokenId>> read_line(const Json& line, const ChatFormat& format,
-                                       std::size_t vocabulary) {
+// Ids and images of a line.
+Result<CalibrationText> read_line(const Json& line, const ChatFormat& format,
+                                  std::size_t vocabulary) {
+    CalibrationText text;
     const auto string_at = [&](const char* field) -> const std::string* {
         const auto found = line.find(field);
         return found != line.end() && found->is_string() ? found->get_ptr<const std::string*>()
@@ -40,18 +44,26 @@ Result<std::vector<TokenId>> read_line(const Json& line, const ChatFormat& forma
         }
         PERCHERON_ASSIGN(ChatPrompt prompt,
                          format.render(*messages, line.value("tools", Json()), options));
-        if (!prompt.image_positions.empty() || !prompt.video_positions.empty()) {
+        if (!prompt.video_positions.empty()) {
             return Error(ErrorCode::invalid_argument,
-                         "holds images; leave messages with images out of the calibration");
+                         "holds a video; leave messages with videos out of the calibration");
         }
-        return std::move(prompt.ids);
+        PERCHERON_ASSIGN(std::vector<PromptImage> images, item_images(*messages));
+        text.images = place_images(std::move(images), prompt);
+        text.ids = std::move(prompt.ids);
+        return text;
     }
     if (const std::string* prompt = string_at("prompt")) {
-        return format.tokenizer().encode_trusted(*prompt);
+        text.ids = format.tokenizer().encode_trusted(*prompt);
+        return text;
     }
-    if (const std::string* text = string_at("text")) return format.tokenizer().encode(*text);
+    if (const std::string* plain = string_at("text")) {
+        text.ids = format.tokenizer().encode(*plain);
+        return text;
+    }
     if (const auto ids = line.find("ids"); ids != line.end() && ids->is_array()) {
-        return read_ids(*ids, vocabulary);
+        PERCHERON_ASSIGN(text.ids, read_ids(*ids, vocabulary));
+        return text;
     }
     return Error(ErrorCode::corrupt, "needs `messages`, `prompt`, `text` or `ids`");
 }
@@ -72,13 +84,14 @@ Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
         const std::string place = "line " + std::to_string(number);
         const Json json = Json::parse(line, nullptr, false);
         if (!json.is_object()) return Error(ErrorCode::corrupt, place + ": is no JSON object");
-        auto ids = read_line(json, format, vocabulary);
-        if (!ids.ok()) return ids.error().in(place);
-        CalibrationText text;
+        auto read = read_line(json, format, vocabulary);
+        if (!read.ok()) return read.error().in(place);
+        CalibrationText text = std::move(read).value();
         const auto kind = json.find("kind");
         text.kind = kind != json.end() && kind->is_string() ? kind->get<std::string>() : "text";
-        text.ids = std::move(ids).value();
         text.ids.resize(std::min({text.ids.size(), limits.length, limits.tokens - tokens}));
+        std::erase_if(text.images,
+                      [&text](const PromptImage& image) { return image.first >= text.ids.size(); });
         if (text.ids.size() < 2) continue;  // says nothing about what follows what
         tokens += text.ids.size();
         texts.push_back(std::move(text));

@@ -4,8 +4,8 @@
 //   "prompt"    text that a template wrote: control tokens in it count
 //   "text"      plain text
 //   "ids"       token ids
-// and optionally "kind" (a word; "text" without it).  Images are refused: the quantised matrices
-// are the language model's, and pictures enter it as rows of their own.
+// and optionally "kind" (a word; "text" without it).  Messages may carry images as data: URLs, or
+// describe them as items of tasks do (tools/item_images.h); videos are refused.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "percheron/engine.h"
 #include "percheron/types.h"
 
 #include "core/status.h"
@@ -24,6 +25,8 @@ namespace percheron::tools {
 struct CalibrationText {
     std::string kind;
     std::vector<TokenId> ids;  // at least two
+    // In the order of the text; the last one may be cut with it.
+    std::vector<PromptImage> images;
 };
 
 struct CalibrationLimits {

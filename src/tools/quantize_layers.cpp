@@ -277,6 +277,7 @@ class LayeredNetwork::Layer {
     // that many behind its position.
     template <class Body>
     Status each_step(std::size_t ahead, Body&& body) {
+        PERCHERON_ASSIGN(const CalibrationPictures* const pictures, network_.pictures());
         std::size_t row = 0;
         for (const CalibrationText& text : network_.texts_) {
             const std::size_t length = text.ids.size() - ahead;
@@ -290,6 +291,8 @@ class LayeredNetwork::Layer {
                 batch.numeric_class = ops::NumericClass::prefill;
                 batch.sequences = {&sequence, 1};
                 batch.tokens = std::span(text.ids).subspan(first + ahead, count);
+                const auto overrides = pictures->rows(text, first + ahead, count);
+                batch.overrides = overrides;
                 PERCHERON_TRY(body(row, batch));
                 row += count;
             }
@@ -355,7 +358,16 @@ LayeredNetwork::LayeredNetwork(const model::ModelConfig& config, ReplacedWeights
 
 LayeredNetwork::~LayeredNetwork() = default;
 
+Result<const CalibrationPictures*> LayeredNetwork::pictures() {
+    if (!pictures_) {
+        PERCHERON_ASSIGN(
+            pictures_, CalibrationPictures::encode(texts_, config_, weights_.original(), threads_));
+    }
+    return &*pictures_;
+}
+
 Status LayeredNetwork::embed() {
+    PERCHERON_ASSIGN(const CalibrationPictures* const pictures, this->pictures());
     PERCHERON_ASSIGN(
         const ops::WeightMatrix table,
         weights_.matrix("model.language_model.embed_tokens", config_.vocabulary, config_.hidden));
@@ -364,8 +376,15 @@ Status LayeredNetwork::embed() {
     std::vector<float> row(width);
     std::size_t place = 0;
     for (const CalibrationText& text : texts_) {
-        for (const TokenId id : text.ids) {
-            ops::dequantise_row(table, static_cast<std::size_t>(to_int(id)), row.data());
+        const auto overrides = pictures->rows(text, 0, text.ids.size());
+        auto next = overrides.begin();
+        for (std::size_t position = 0; position < text.ids.size(); ++position) {
+            if (next != overrides.end() && next->row == position) {
+                std::copy_n(next++->features, config_.hidden, row.data());
+            } else {
+                const auto id = static_cast<std::size_t>(to_int(text.ids[position]));
+                ops::dequantise_row(table, id, row.data());
+            }
             for (std::size_t stream = 1; stream < config_.streams; ++stream)
                 std::copy_n(row.data(), config_.hidden, row.data() + stream * config_.hidden);
             PERCHERON_TRY(file.write(place++, Rows<const float>(row.data(), 1, width)));

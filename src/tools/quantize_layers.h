@@ -24,6 +24,7 @@
 #include "model/weight_source.h"
 #include "ops/backend.h"
 #include "ops/linear.h"
+#include "tools/calibration_pictures.h"
 #include "tools/quantize_calibration.h"
 #include "tools/row_file.h"
 
@@ -97,6 +98,9 @@ class LayeredNetwork {
   private:
     class Layer;
 
+    // What the pictures' placeholders are embedded as; encoded on the first call.
+    Result<const CalibrationPictures*> pictures();
+
     const model::ModelConfig& config_;
     ReplacedWeights& weights_;
     const std::vector<CalibrationText>& texts_;
@@ -104,6 +108,7 @@ class LayeredNetwork {
     std::size_t threads_;
     std::size_t tokens_ = 0;
     std::size_t input_rows_ = 0;
+    std::optional<CalibrationPictures> pictures_;  // once they are needed
     std::unique_ptr<Layer> layer_;
     std::optional<RowFile> inputs_;
 };

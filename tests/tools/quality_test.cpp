@@ -209,6 +209,28 @@ TEST_F(QualityOfNano, CalibrationTextsAreReadInEveryForm) {
     EXPECT_THAT(tokenizer().decode((*texts)[2].ids), AllOf(HasSubstr("2+2?"), HasSubstr("4")));
     EXPECT_EQ((*texts)[3].ids.size(), 4u);
 
+    // A picture takes as many placeholders as it has tokens, and may be cut with its text.
+    const std::string picture =
+        R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "See: "}, )"
+        R"({"type": "image", "draw": {"size": [112, 168], "ground": [9, 9, 9], "shapes": []}}]}]})";
+    const TokenId placeholder = *tokenizer().added_token("<|image|>");
+    for (const std::size_t length : {2048u, 20u, 3u}) {
+        CalibrationLimits short_texts;
+        short_texts.length = length;
+        const auto seen = parse_calibration(picture, *format, 8192, short_texts);
+        ASSERT_TRUE(seen.ok()) << seen.error().message();
+        const CalibrationText& text = seen->front();
+        ASSERT_EQ(text.images.size(), length > 3 ? 1u : 0u);
+        if (text.images.empty()) continue;
+        const PromptImage& image = text.images.front();
+        EXPECT_EQ(image.count, 4u * 6u);
+        EXPECT_EQ(text.ids[image.first], placeholder);
+        EXPECT_NE(text.ids[image.first - 1], placeholder);
+        EXPECT_EQ(
+            static_cast<std::size_t>(std::count(text.ids.begin(), text.ids.end(), placeholder)),
+            std::min<std::size_t>(image.count, text.ids.size() - image.first));
+    }
+
     CalibrationLimits limits;
     limits.length = 3;
     limits.tokens = 8;
@@ -228,7 +250,9 @@ TEST_F(QualityOfNano, CalibrationTextsAreReadInEveryForm) {
         {"{\"ids\": [1, -1]}", "holds -1"},
         {"{\"messages\": 3}", "line 1"},
         {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]})",
-         "images"}};
+         "line 1"},
+        {R"({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,"}}]}]})",
+         "video"}};
     for (const auto& [line, message] : wrong) {
         const auto refused = parse_calibration(line, *format, 8192, {});
         ASSERT_FALSE(refused.ok()) << line;

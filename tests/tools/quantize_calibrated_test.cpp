@@ -15,6 +15,7 @@
 #include "core/files.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "tools/calibration_pictures.h"
 #include "tools/quantize.h"
 #include "tools/quantize_layers.h"
 
@@ -58,6 +59,23 @@ std::vector<CalibrationText> random_texts(std::uint64_t seed, std::size_t count,
             id = TokenId(static_cast<std::int32_t>(random() % 256));
     }
     return texts;
+}
+
+// Four by four patches of two pixels.
+PromptImage random_picture(std::uint32_t first) {
+    std::mt19937_64 random(first);
+    auto canvas = std::make_shared<ImageCanvas>();
+    canvas->width = canvas->height = 8;
+    canvas->pixels.resize(8 * 8 * 3);
+    for (auto& value : canvas->pixels)
+        value = static_cast<std::uint8_t>(random());
+    PromptImage image;
+    image.first = first;
+    image.count = 4;
+    image.grid_height = image.grid_width = 4;
+    image.content_hash[0] = static_cast<std::uint8_t>(first);
+    image.canvas = std::move(canvas);
+    return image;
 }
 
 QuantizeOptions options_of(std::vector<CalibrationText> texts) {
@@ -365,7 +383,12 @@ TEST_F(CalibratedQuantize, LayersOneByOneAreTheNetwork) {
     const auto checkpoint = Checkpoint::open(source());
     ASSERT_TRUE(checkpoint.ok());
     const model::ModelConfig& config = (*checkpoint)->config();
-    const auto texts = random_texts(21, 4, 700);
+    auto texts = random_texts(21, 4, 700);
+    // Two pictures of four tokens each, the second over the end of a step of 256 rows.
+    for (const std::uint32_t first : {3u, 254u}) {
+        texts[1].ids.resize(400, TokenId(1));
+        texts[1].images.push_back(random_picture(first));
+    }
     ReplacedWeights weights(**checkpoint);
     fs::create_directory(out("state"));
     LayerFiles files{out("state")};
@@ -381,6 +404,8 @@ TEST_F(CalibratedQuantize, LayersOneByOneAreTheNetwork) {
                                        config.streams * config.hidden, layered.tokens());
     ASSERT_TRUE(streams.ok());
 
+    const auto pictures = CalibrationPictures::encode(texts, config, **checkpoint, 1);
+    ASSERT_TRUE(pictures.ok()) << pictures.error().message();
     const auto backend = *ops::make_cpu_backend({1, ops::Arithmetic::standard, ""});
     const std::size_t longest = 704;
     const auto network = *model::Network::load(config, **checkpoint, *backend,
@@ -401,6 +426,9 @@ TEST_F(CalibratedQuantize, LayersOneByOneAreTheNetwork) {
         batch.numeric_class = ops::NumericClass::prefill;
         batch.sequences = {&sequence, 1};
         batch.tokens = text.ids;
+        const auto overrides = pictures->rows(text, 0, length);
+        ASSERT_EQ(overrides.size(), text.images.size() * 4);
+        batch.overrides = overrides;
         ASSERT_TRUE(network->forward(batch, caches->views()).ok());
         std::vector<float> expected(length * config.hidden);
         backend->read(network->tap(0), expected.data());

@@ -10,6 +10,7 @@
 #include "checkpoint/formats.h"
 #include "checkpoint/names.h"
 #include "checkpoint/small_model.h"
+#include "tools/quantize_folder.h"
 #include "tools/quantize_formats.h"
 
 namespace percheron::tools {
@@ -376,6 +377,23 @@ TEST_F(Quantize, AWeightThatIsNotFiniteIsNamedAndNothingRunnableIsLeft) {
         EXPECT_FALSE(fs::exists(out.path() / "config.json"));
         EXPECT_FALSE(fs::exists(out.path() / "model.safetensors"));
     }
+}
+
+TEST(QuantizeFolders, ADiskTooSmallIsRefusedBeforeAnythingIsWritten) {
+    const TemporaryFolder root;
+    const std::filesystem::path out = root.path() / "out";
+    constexpr Bytes more_than_any_disk = Bytes{1} << 60;
+    const auto refused = QuantizeFolder::open(out, "{}", more_than_any_disk);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::io);
+    EXPECT_THAT(refused.error().message(), HasSubstr("1073741824.00 GiB would be written"));
+    EXPECT_FALSE(std::filesystem::exists(out));
+    // A run that was stopped needs what it has not written yet.
+    ASSERT_TRUE(QuantizeFolder::open(out, "{}", 0).ok());
+    EXPECT_FALSE(QuantizeFolder::open(out, "{}", more_than_any_disk).ok());
+    ASSERT_TRUE(write_text_file(out / ".quantize/part-00000", "half").ok());
+    std::filesystem::resize_file(out / ".quantize/part-00000", std::uintmax_t{1} << 40);
+    EXPECT_TRUE(QuantizeFolder::open(out, "{}", std::uintmax_t{1} << 40).ok());
 }
 
 }  // namespace
