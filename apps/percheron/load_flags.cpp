@@ -22,6 +22,11 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
         .add_option("--kv-memory", load.kv_memory,
                     "Memory for pages, request slots and checkpoints, e.g. 8GiB (default: planned)")
         ->transform(CLI::AsSizeValue(false));
+    command
+        .add_option("--weights-memory", load.weights_memory,
+                    "Memory for the weights, e.g. 96GiB: experts that do not fit are read from the "
+                    "files when they are wanted (default: all weights)")
+        ->transform(CLI::AsSizeValue(false));
     command.add_option("--kv-dtype", load.kv_dtype, "auto (bf16) or bf16")->capture_default_str();
     command
         .add_option(

@@ -95,10 +95,11 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
                          " is more than the model's " + std::to_string(model.context_limit));
     }
     if (options.flags.load.thinking_budget || options.flags.load.kv_memory ||
-        options.flags.load.checkpoint_memory || !options.flags.load.prefix_disk.empty()) {
+        options.flags.load.weights_memory || options.flags.load.checkpoint_memory ||
+        !options.flags.load.prefix_disk.empty()) {
         return Error(ErrorCode::invalid_argument,
-                     "--thinking-budget, --kv-memory, --checkpoint-memory and --prefix-disk mean "
-                     "nothing with --replay; leave them out");
+                     "--thinking-budget, --kv-memory, --weights-memory, --checkpoint-memory and "
+                     "--prefix-disk mean nothing with --replay; leave them out");
     }
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;

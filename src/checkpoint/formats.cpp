@@ -425,8 +425,7 @@ Result<std::vector<float>> rewritten_values(const WeightParts& parts, const Shap
     return values;
 }
 
-Status check_codes(const TensorPlace& place) {
-    const std::span<const std::byte> codes = place.tensor->bytes;
+std::optional<std::size_t> find_nan(std::span<const std::byte> codes) {
     // Eight at a time: low seven bits all ones carry into the eighth.
     constexpr std::uint64_t low = 0x7f7f7f7f7f7f7f7f, ones = 0x0101010101010101;
     constexpr std::uint64_t high = 0x8080808080808080;
@@ -442,11 +441,16 @@ Status check_codes(const TensorPlace& place) {
         }
         if ((found & high) == 0 && i == count) continue;
         for (std::size_t at = first; at < first + count; ++at) {
-            if ((codes[at] & std::byte{0x7f}) == std::byte{0x7f}) {
-                return corrupt(place, "element " + std::to_string(at) +
-                                          " is NaN; the file is damaged or badly converted");
-            }
+            if ((codes[at] & std::byte{0x7f}) == std::byte{0x7f}) return at;
         }
+    }
+    return std::nullopt;
+}
+
+Status check_codes(const TensorPlace& place) {
+    if (const auto at = find_nan(place.tensor->bytes)) {
+        return corrupt(place, "element " + std::to_string(*at) +
+                                  " is NaN; the file is damaged or badly converted");
     }
     return {};
 }

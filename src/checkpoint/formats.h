@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +72,8 @@ void widen_elements(const TensorPlace& place, std::size_t first, std::span<float
 // Row-major values of a weight that is rewritten, `shape` as find_weight had it.
 // Errors: corrupt (a scale that is not finite, named).
 Result<std::vector<float>> rewritten_values(const WeightParts& parts, const Shape& shape);
+// The first F8_E4M3 code that means NaN.
+std::optional<std::size_t> find_nan(std::span<const std::byte> codes);
 
 // Reads an F8_E4M3 tensor's codes once.  The two that mean NaN never come out of a sound
 // conversion, and every sum they enter would be lost: they are refused, the first by its place.

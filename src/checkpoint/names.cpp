@@ -1,5 +1,8 @@
 #include "checkpoint/names.h"
 
+#include <charconv>
+#include <system_error>
+
 namespace percheron::checkpoint {
 namespace {
 
@@ -31,6 +34,19 @@ std::string canonical_name(std::string_view stored) {
 
 std::string layer_prefix(std::size_t index) {
     return std::string(text_prefix) + "layers." + std::to_string(index) + ".";
+}
+
+std::optional<std::size_t> layer_of(std::string_view canonical) {
+    if (!strip(canonical, text_prefix) || !strip(canonical, "layers.")) return std::nullopt;
+    std::size_t layer = 0;
+    const char* const end = canonical.data() + canonical.size();
+    const auto [rest, error] = std::from_chars(canonical.data(), end, layer);
+    if (error != std::errc() || rest == end || *rest != '.') return std::nullopt;
+    return layer;
+}
+
+bool is_routed_expert(std::string_view canonical) {
+    return layer_of(canonical) && canonical.find(".mlp.experts.") != canonical.npos;
 }
 
 }  // namespace percheron::checkpoint

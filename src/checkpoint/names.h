@@ -6,6 +6,8 @@
 // and "visual.".
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,5 +21,10 @@ std::string canonical_name(std::string_view stored);
 
 // "model.language_model.layers.{index}."
 std::string layer_prefix(std::size_t index);
+
+// The layer of a canonical name below such a prefix.
+std::optional<std::size_t> layer_of(std::string_view canonical);
+// Whether it is a routed expert's: "....mlp.experts.3.up_proj".
+bool is_routed_expert(std::string_view canonical);
 
 }  // namespace percheron::checkpoint

@@ -59,8 +59,12 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
         }
     }
     PERCHERON_ASSIGN(const WeightParts parts, find_weight(shards_, name, shape));
+    // What stays in the files is looked at when it is read.
+    const bool stays = stays_in_files(name);
     for (const TensorPlace& place : {parts.data, parts.scales}) {
-        if (place && place.tensor->dtype == DType::f8_e4m3) PERCHERON_TRY(check_codes(place));
+        if (place && !stays && place.tensor->dtype == DType::f8_e4m3) {
+            PERCHERON_TRY(check_codes(place));
+        }
     }
     ops::WeightMatrix matrix;
     matrix.format = parts.format;
@@ -79,6 +83,35 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
     PERCHERON_ASSIGN(matrix.global_scale, global_scale(parts));
     matrix.global_inverse = global_inverse(parts);
     return matrix;
+}
+
+ExpertFiles& ShardWeights::keep_experts_in_files(std::size_t layers) {
+    layers_in_files_ = layers;
+    expert_files_ = std::make_unique<ExpertFiles>(shards_);
+    return *expert_files_;
+}
+
+Bytes ShardWeights::expert_bytes(std::size_t layers) const {
+    Bytes total = 0;
+    for (const auto& [name, place] : shards_.tensors()) {
+        if (is_routed_expert(name) && *layer_of(name) < layers) {
+            total += place.tensor->bytes.size();
+        }
+    }
+    return total;
+}
+
+bool ShardWeights::stays_in_files(std::string_view canonical) const {
+    return expert_files_ != nullptr && is_routed_expert(canonical) &&
+           *layer_of(canonical) < layers_in_files_;
+}
+
+Result<ops::StreamedExperts> ShardWeights::stream(
+    std::string_view prefix, std::span<const ops::FeedForwardWeights> experts) {
+    if (!stays_in_files(canonical_name(std::string(prefix) + "experts."))) {
+        return ops::StreamedExperts{};
+    }
+    return expert_files_->add_layer(experts);
 }
 
 Status ShardWeights::vector(std::string_view name, std::span<float> out) {

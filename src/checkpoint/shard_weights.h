@@ -3,11 +3,14 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/expert_files.h"
 #include "checkpoint/formats.h"
 #include "checkpoint/shards.h"
 #include "core/status.h"
@@ -29,10 +32,19 @@ class ShardWeights : public model::WeightSource {
     Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override;
     Status vector(std::string_view name, std::span<float> out) override;
 
+    // From now on the routed experts of the first `layers` layers are read from the files when they
+    // are wanted; stream() hands them over.  Before the first matrix is asked for.
+    ExpertFiles& keep_experts_in_files(std::size_t layers);
+    // Bytes of those experts in the files.
+    Bytes expert_bytes(std::size_t layers) const;
+    Result<ops::StreamedExperts> stream(std::string_view prefix,
+                                        std::span<const ops::FeedForwardWeights> experts) override;
+
   protected:
     ShardSet shards_;
 
   private:
+    bool stays_in_files(std::string_view canonical) const;
     // The bytes of a stored tensor at an address that suits its type.
     const void* aligned(const TensorPlace& place);
 
@@ -40,6 +52,8 @@ class ShardWeights : public model::WeightSource {
     Result<const float*> rewritten(const std::string& name, const WeightParts& parts,
                                    const Shape& shape);
 
+    std::unique_ptr<ExpertFiles> expert_files_;
+    std::size_t layers_in_files_ = 0;  // the first ones
     std::mutex copies_mutex_;
     // Copies of tensors that a writer left unaligned.
     std::map<const StoredTensor*, std::vector<std::byte>> copies_;

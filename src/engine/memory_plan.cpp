@@ -164,7 +164,7 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
 
     const cache::CacheShape& caches = needs.caches;
     plan.rows = {
-        {needs.weights_mapped ? "weights, mapped" : "weights, made up", needs.weights},
+        {needs.weights_name, needs.weights},
         {"program", needs.program},
         {"activations", needs.network.activations},
         {"stage working space", needs.network.stages},

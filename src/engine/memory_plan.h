@@ -19,8 +19,8 @@ namespace percheron::engine {
 
 // What is known before the plan is made.
 struct MemoryNeeds {
-    Bytes weights = 0;  // mapped files, or made-up values
-    bool weights_mapped = true;
+    Bytes weights = 0;  // mapped files, made-up values, or what of them lies in memory
+    std::string weights_name = "weights, mapped";
     Bytes program = 0;  // resident before loading: code's data, tokenizer, threads
     model::NetworkMemory network;
     Bytes tower = 0;           // working space of the vision tower; 0 without one

@@ -90,8 +90,7 @@ Status WeightLoader::feed_forward(const std::string& at, std::size_t intermediat
 
 Status WeightLoader::experts(const std::string& at, std::vector<ops::FeedForwardWeights>& list,
                              ops::ExpertsWeights& out) {
-    PERCHERON_TRY(
-        matrix(at + "gate", config_.experts, config_.hidden, out.router));
+    PERCHERON_TRY(matrix(at + "gate", config_.experts, config_.hidden, out.router));
     PERCHERON_TRY(vector(at + "gate.e_score_correction_bias", config_.experts, out.router_bias));
     list.resize(config_.experts);
     for (std::size_t expert = 0; expert < config_.experts; ++expert) {
@@ -99,6 +98,7 @@ Status WeightLoader::experts(const std::string& at, std::vector<ops::FeedForward
                                    config_.expert_intermediate, list[expert]));
     }
     out.experts = list;
+    PERCHERON_ASSIGN(out.streamed, source_.stream(at, list));
     PERCHERON_ASSIGN(out.table, backend_.place_experts(out.experts, at));
     return feed_forward(at + "shared_experts.",
                         config_.expert_intermediate * config_.shared_experts, out.shared);

@@ -8,6 +8,8 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "ops/backend.h"
+#include "ops/expert_store.h"
 #include "ops/weight_matrix.h"
 
 namespace percheron::model {
@@ -30,6 +32,13 @@ class WeightSource {
     // A small tensor by its full name, stored as F32 or BF16, widened to float into `out`, whose
     // size must equal the element count.
     virtual Status vector(std::string_view name, std::span<float> out) = 0;
+
+    // Takes over the routed experts of the layer with this prefix, as matrix() gave them, if not
+    // all of them are to lie in memory.  Errors: unsupported.
+    virtual Result<ops::StreamedExperts> stream(
+        std::string_view /*prefix*/, std::span<const ops::FeedForwardWeights> /*experts*/) {
+        return ops::StreamedExperts{};
+    }
 };
 
 }  // namespace percheron::model

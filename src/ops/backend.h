@@ -20,6 +20,7 @@
 #include "core/status.h"
 #include "ops/batch.h"
 #include "ops/cache_views.h"
+#include "ops/expert_store.h"
 #include "ops/weight_matrix.h"
 
 namespace percheron::ops {
@@ -112,6 +113,7 @@ struct ExpertsWeights {
     std::span<const FeedForwardWeights> experts;
     FeedForwardWeights shared;
     const void* table = nullptr;  // what place_experts() made of them
+    StreamedExperts streamed;     // where they come from, if not all lie in memory
 };
 
 // Numbers every stage of one network shares.

@@ -126,8 +126,9 @@ Linear ComposedBackend::product(const RowBatch& batch, const WeightMatrix& weigh
 // ---- stages
 
 Status ComposedBackend::run(const RowBatch&, const std::function<void()>& stages) {
+    fault_ = {};
     stages();
-    return {};
+    return fault_;
 }
 
 void ComposedBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) {
@@ -318,6 +319,17 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     }
     s.first_row[0] = 0;
 
+    if (weights.streamed.store == nullptr) {
+        routed_experts(weights, batch, s, input, output);
+    } else {
+        streamed_experts(weights, batch, s, input, output);
+    }
+    primitives_->combine_experts({s.output, s.place, s.weights, output, output});
+}
+
+void ComposedBackend::routed_experts(const ExpertsWeights& weights, const RowBatch& batch,
+                                     const ExpertsScratch& s, Rows<const float> input,
+                                     Rows<float> output) {
     const auto each_expert = [&](auto add) {
         expert_products_.clear();
         for (std::size_t expert = 0; expert < shape_.experts; ++expert) {
@@ -327,13 +339,7 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
         }
     };
     each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
-        const auto add = [&](const WeightMatrix& weight, Rows<float> out) {
-            Linear op{weight, input, out.slice(first, count), arithmetic_, batch.numeric_class};
-            op.rows = s.source.subspan(first, count);
-            expert_products_.push_back(op);
-        };
-        add(expert.gate, s.routed.gate);
-        add(expert.up, s.routed.up);
+        add_expert_inputs(expert, batch, s, input, first, count);
     });
     expert_products_.push_back(product(batch, weights.shared.gate, input, s.shared.gate));
     expert_products_.push_back(product(batch, weights.shared.up, input, s.shared.up));
@@ -347,7 +353,67 @@ void ComposedBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& bat
     });
     expert_products_.push_back(product(batch, weights.shared.down, s.shared.gate, output));
     primitives_->linear(expert_products_);
-    primitives_->combine_experts({s.output, s.place, s.weights, output, output});
+}
+
+// Rows keep their bits in any company, so that groups give what one set gives.
+void ComposedBackend::streamed_experts(const ExpertsWeights& weights, const RowBatch& batch,
+                                       const ExpertsScratch& s, Rows<const float> input,
+                                       Rows<float> output) {
+    ExpertStore& store = *weights.streamed.store;
+    std::size_t wanted = 0;
+    for (std::uint32_t expert = 0; expert < shape_.experts; ++expert) {
+        if (s.first_row[expert + 1] > s.first_row[expert]) s.wanted[wanted++] = expert;
+    }
+    store.want(weights.streamed.layer, s.wanted.first(wanted));
+
+    // The shared expert while others come.
+    expert_products_.clear();
+    expert_products_.push_back(product(batch, weights.shared.gate, input, s.shared.gate));
+    expert_products_.push_back(product(batch, weights.shared.up, input, s.shared.up));
+    primitives_->linear(expert_products_);
+    primitives_->swiglu({s.shared.gate, s.shared.up, shape_.swiglu_limit, s.shared.gate});
+    const Linear shared_down = product(batch, weights.shared.down, s.shared.gate, output);
+    primitives_->linear({&shared_down, 1});
+
+    while (wanted > 0) {
+        const std::span<const ExpertStore::Present> group = store.next();
+        if (group.empty()) {
+            if (fault_.ok()) fault_ = store.status();
+            return;
+        }
+        wanted -= group.size();
+        const auto each_expert = [&](auto compute) {
+            for (const ExpertStore::Present& present : group) {
+                const std::size_t first = s.first_row[present.expert];
+                compute(*present.weights, first, s.first_row[present.expert + 1] - first);
+            }
+        };
+        expert_products_.clear();
+        each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
+            add_expert_inputs(expert, batch, s, input, first, count);
+        });
+        primitives_->linear(expert_products_);
+        expert_products_.clear();
+        each_expert([&](const FeedForwardWeights& expert, std::size_t first, std::size_t count) {
+            const Rows<float> gate = s.routed.gate.slice(first, count);
+            primitives_->swiglu({gate, s.routed.up.slice(first, count), shape_.swiglu_limit, gate});
+            expert_products_.push_back(
+                product(batch, expert.down, gate, s.output.slice(first, count)));
+        });
+        primitives_->linear(expert_products_);
+    }
+}
+
+void ComposedBackend::add_expert_inputs(const FeedForwardWeights& expert, const RowBatch& batch,
+                                        const ExpertsScratch& s, Rows<const float> input,
+                                        std::size_t first, std::size_t count) {
+    const auto add = [&](const WeightMatrix& weight, Rows<float> out) {
+        Linear op{weight, input, out.slice(first, count), arithmetic_, batch.numeric_class};
+        op.rows = s.source.subspan(first, count);
+        expert_products_.push_back(op);
+    };
+    add(expert.gate, s.routed.gate);
+    add(expert.up, s.routed.up);
 }
 
 void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& embedding,

@@ -13,6 +13,7 @@
 #include "core/views.h"
 #include "ops/backend.h"
 #include "ops/composed_drafter.h"
+#include "ops/composed_scratch.h"
 #include "ops/composed_vision.h"
 #include "ops/mtp_stages.h"
 #include "ops/primitives.h"
@@ -79,6 +80,16 @@ class ComposedBackend : public Backend, private MtpStages {
     void mtp_input(const MtpWeights& weights, const WeightMatrix& embedding, const RowBatch& batch,
                    Activations hidden, std::span<const std::uint32_t> hidden_rows, Activations x,
                    Activations normed) override;
+    // The experts' products, all at a time or, from a store, group by group as they come.
+    void routed_experts(const ExpertsWeights& weights, const RowBatch& batch,
+                        const ExpertsScratch& scratch, Rows<const float> input, Rows<float> output);
+    // Adds gate and up of an expert's rows to the products.
+    void add_expert_inputs(const FeedForwardWeights& expert, const RowBatch& batch,
+                           const ExpertsScratch& scratch, Rows<const float> input,
+                           std::size_t first, std::size_t count);
+    void streamed_experts(const ExpertsWeights& weights, const RowBatch& batch,
+                          const ExpertsScratch& scratch, Rows<const float> input,
+                          Rows<float> output);
     void residual_turn(const float* norm, Activations y, Activations x,
                        Activations normed) override;
 
@@ -91,6 +102,7 @@ class ComposedBackend : public Backend, private MtpStages {
     ScratchArena scratch_;
     std::vector<std::unique_ptr<float[]>> vectors_;
     std::vector<Linear> expert_products_;  // capacity reserved by prepare()
+    Status fault_;                         // of the stages of the step under way
     SelectionObserver selection_observer_;
 };
 

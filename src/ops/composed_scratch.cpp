@@ -51,6 +51,7 @@ ExpertsScratch ExpertsScratch::lay_out(ScratchArena& arena, const NetworkShape& 
     scratch.weights = arena.rows<float>(rows, chosen);
     scratch.place = arena.rows<std::uint32_t>(rows, chosen);
     scratch.first_row = arena.span<std::uint32_t>(shape.experts + 1);
+    scratch.wanted = arena.span<std::uint32_t>(shape.experts);
     scratch.source = arena.span<std::uint32_t>(rows * chosen);
     scratch.routed = FeedForwardScratch::lay_out(arena, rows * chosen, shape.expert_intermediate);
     scratch.output = arena.rows<float>(rows * chosen, shape.hidden);

@@ -57,6 +57,7 @@ struct ExpertsScratch {
     Rows<float> weights;                 // [R, chosen]
     Rows<std::uint32_t> place;           // row of (r, j) among the rows sorted by expert
     std::span<std::uint32_t> first_row;  // [E + 1]
+    std::span<std::uint32_t> wanted;     // [E] experts with rows, ascending; used of a store only
     std::span<std::uint32_t> source;     // [R * chosen] the row of each, sorted by expert
     FeedForwardScratch routed;           // [R * chosen, I]
     Rows<float> output;                  // [R * chosen, D]

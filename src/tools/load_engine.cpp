@@ -16,6 +16,7 @@
 #include "model/network.h"
 #include "model/vision_tower.h"
 #include "tools/devices.h"
+#include "tools/expert_memory.h"
 #include "tools/load_drafter.h"
 #include "tools/model_identity.h"
 #include "tools/model_path.h"
@@ -124,7 +125,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(const DType kv_dtype,
                      cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
     StageLog stages;
-    PERCHERON_ASSIGN(const ModelSource source, open_model(options.folder, options.threads));
+    PERCHERON_ASSIGN(ModelSource source, open_model(options.folder, options.threads));
     const model::ModelConfig& config = source.config;
     PERCHERON_TRY(check_tokenizer(config, tokenizer));
     stages.done("checkpoint: " + checkpoint::summary(source.inventory));
@@ -175,7 +176,15 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
             2 * vision_options.max_tokens * config.vision.out_hidden * sizeof(float);
     }
     needs.weights = source.weight_bytes;
-    needs.weights_mapped = !is_synthetic(options.folder.string());
+    needs.weights_name =
+        is_synthetic(options.folder.string()) ? "weights, made up" : "weights, mapped";
+    std::optional<ExpertMemory> experts;
+    if (options.weights_memory && *options.weights_memory < source.weight_bytes) {
+        PERCHERON_ASSIGN(experts,
+                         ExpertMemory::plan(source, *parts.backend, *options.weights_memory));
+        needs.weights = *options.weights_memory;
+        needs.weights_name = "weights, other experts in files";
+    }
     // On a GPU the plan is of its memory, which holds nothing of the program but what the driver
     // has already taken.
     if (!parts.backend->has_own_memory()) {
@@ -237,6 +246,10 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                 (parts.mtp ? ", the MTP layer" : "") + (drafter ? ", the drafter" : "") +
                 (parts.tower ? " and the vision tower on " : " on ") +
                 std::string(parts.backend->name()));
+    if (experts) {
+        PERCHERON_ASSIGN(const ExpertExpectation expected, experts->start(options.threads));
+        stages.done(expected.text());
+    }
 
     engine::LocalEngineOptions engine_options;
     engine_options.model_name =

@@ -30,6 +30,7 @@ struct LoadOptions {
     ops::Arithmetic arithmetic = ops::Arithmetic::standard;
     std::string kv_dtype = "auto";         // auto, bf16; f32 with fp32 arithmetic
     std::uint32_t threads = 0;             // 0: as many as the process may run on
+    std::optional<Bytes> weights_memory;   // absent: all weights (tools/expert_memory.h)
     std::optional<std::uint32_t> context;  // tokens of one request, prompt and reply
     std::optional<Bytes> kv_memory;        // pages, slots and checkpoints
     bool prefix_cache = true;

@@ -198,10 +198,12 @@ Result<MachineFigures> measure_machine(const MachineBenchOptions& options) {
                 {threads, read_rate(*kernels, threads, data.data(), floats, options.runs)});
             if (threads == figures.processors) break;
         }
-        Matrices matrices;
-        measure_openblas(matrices, figures.processors, options.runs, figures.gemms);
-        measure_onednn(matrices, options.runs, figures.gemms);
-        measure_own(*kernels, matrices, figures.processors, options.runs, figures.gemms);
+        if (options.products) {
+            Matrices matrices;
+            measure_openblas(matrices, figures.processors, options.runs, figures.gemms);
+            measure_onednn(matrices, options.runs, figures.gemms);
+            measure_own(*kernels, matrices, figures.processors, options.runs, figures.gemms);
+        }
     } catch (const std::bad_alloc&) {
         return Error(ErrorCode::out_of_memory,
                      "No memory for a buffer of " + std::to_string(buffer) + " bytes to read.");

@@ -39,6 +39,7 @@ struct MachineBenchOptions {
     std::size_t threads = 0;  // 0: all
     Bytes buffer = 0;         // read over and over; 0: eight times the last cache, 256 MiB at least
     std::size_t runs = 5;     // of which the best counts
+    bool products = true;     // gemms are measured too
     std::filesystem::path file;  // read past the page cache; empty: no disk figure
 };
 

@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/synthetic_source.h"
 #include "tools/model_path.h"
@@ -36,7 +35,8 @@ Result<ModelSource> open_model(const fs::path& model, std::size_t threads) {
     source.config = opened->config();
     source.inventory = opened->inventory();
     source.weight_bytes = opened->mapped_bytes() + opened->inventory().rewritten_bytes;
-    source.weights = std::move(opened);
+    source.weights = opened;
+    source.files = std::move(opened);
     return source;
 }
 

@@ -7,6 +7,7 @@
 
 #include "percheron/types.h"
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/inventory.h"
 #include "core/status.h"
 #include "model/config.h"
@@ -18,7 +19,8 @@ struct ModelSource {
     model::ModelConfig config;
     std::shared_ptr<model::WeightSource> weights;
     checkpoint::Inventory inventory;
-    Bytes weight_bytes = 0;  // memory once every weight was read or made
+    std::shared_ptr<checkpoint::Checkpoint> files;  // the same as weights; null: made up
+    Bytes weight_bytes = 0;                         // memory once every weight was read or made
 };
 
 // `model` is of resolve_model(); `threads` make the values of a made-up one, 0 for all.
