@@ -15,18 +15,18 @@
 namespace percheron::checkpoint {
 namespace {
 
-constexpr Bytes block = 4096;            // reads past the page cache begin and end at multiples
+constexpr Bytes page = 4096;             // reads past the page cache begin and end at multiples
 constexpr Bytes chunk_bytes = 1u << 20;  // of one read
-constexpr Bytes joined_gap = block;      // parts so near to each other are read together
+constexpr Bytes joined_gap = page;       // parts so near to each other are read together
 // After so many reads for every place, counts are halved.
 constexpr std::uint64_t reads_a_halving = 4;
 
 Bytes round_down(Bytes bytes) {
-    return bytes / block * block;
+    return bytes / page * page;
 }
 
 Bytes round_up(Bytes bytes) {
-    return (bytes + block - 1) / block * block;
+    return (bytes + page - 1) / page * page;
 }
 
 Bytes data_bytes(const ops::WeightMatrix& matrix) {

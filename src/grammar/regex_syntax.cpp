@@ -8,9 +8,9 @@
 namespace percheron::grammar {
 namespace {
 
-constexpr int deepest_group = 64;
+constexpr int deepest_regex_group = 64;
 
-const CodepointSet digits{{'0', '9'}};
+const CodepointSet decimal_digits{{'0', '9'}};
 const CodepointSet word_characters{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CodepointSet spaces{{9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680},
                           {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
@@ -73,7 +73,7 @@ class Parser {
     }
 
     Result<Regex> alternatives(int depth) {
-        if (depth > deepest_group) return wrong("has too many groups in each other");
+        if (depth > deepest_regex_group) return wrong("has too many groups in each other");
         Regex regex;
         regex.kind = Regex::Kind::alternatives;
         do {
@@ -218,9 +218,9 @@ class Parser {
         };
         switch (taken) {
             case 'd':
-                return digits;
+                return decimal_digits;
             case 'D':
-                return digits.complement();
+                return decimal_digits.complement();
             case 'w':
                 return word_characters;
             case 'W':

@@ -5,12 +5,12 @@
 namespace percheron::grammar {
 namespace {
 
-constexpr int deepest = 16;
+constexpr int deepest_schema = 16;
 const Json null_value;
 
 Status collect(const SchemaNode& node, const Json& root, int depth,
                std::vector<SchemaLeaf>& leaves) {
-    if (depth > deepest) return node.unsupported("", "is too deep for a parameter");
+    if (depth > deepest_schema) return node.unsupported("", "is too deep for a parameter");
     if (*node.json == true) {
         leaves.push_back({nullptr, "", node});
         return {};

@@ -16,7 +16,7 @@
 namespace percheron::tools {
 namespace {
 
-constexpr std::uint64_t measuring_seed = 20231;
+constexpr std::uint64_t agreement_seed = 20231;
 
 // p over the whole vocabulary, zero for what top-p leaves out.
 Status distribution(sampling::Sampler& sampler, const sampling::SamplingRow& row,
@@ -52,7 +52,7 @@ class Comparison {
         of_trunk.logits = trunk;
         of_trunk.parameters = &greedy_;
         of_trunk.position = position;
-        of_trunk.noise = {measuring_seed, 0};
+        of_trunk.noise = {agreement_seed, 0};
         sampling::SamplingRow of_layer = of_trunk;
         of_layer.logits = layer;
         PERCHERON_ASSIGN(const bool greedy, agree(of_trunk, of_layer));
