@@ -486,8 +486,11 @@ std::vector<std::string> shortcomings(const GoldenFigures& figures, ops::Arithme
     if (arithmetic == ops::Arithmetic::standard) {
         require(figures.clear_top_token.share() >= 0.99,
                 "The top token agrees at fewer than 99 % of the positions with a clear gap.");
-        require(figures.top_token.share() >= 0.98,
-                "The top token agrees at fewer than 98 % of the positions.");
+        // Of few positions as many may be near ties by chance.
+        const std::size_t few = 3;
+        const std::size_t differing = figures.top_token.compared - figures.top_token.agreeing;
+        require(differing <= std::max(few, figures.top_token.compared / 100),
+                "The top token agrees at fewer than 99 % of the positions.");
         return sentences;
     }
     constexpr double limit = 1e-3;
