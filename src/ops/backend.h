@@ -112,8 +112,8 @@ struct ExpertsWeights {
     const float* router_bias = nullptr;  // [E], for the choice only
     std::span<const FeedForwardWeights> experts;
     FeedForwardWeights shared;
-    const void* table = nullptr;  // what place_experts() made of them
-    StreamedExperts streamed;     // where they come from, if not all lie in memory
+    const void* table = nullptr;    // what place_experts() made of them
+    StreamedExperts streamed = {};  // where they come from, if not all lie in memory
 };
 
 // Numbers every stage of one network shares.
