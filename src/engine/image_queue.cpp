@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "ops/image_patches.h"
+#include "engine/picture_grid.h"
 
 namespace percheron::engine {
 
@@ -28,18 +28,7 @@ SequenceImage* ImageQueue::next_missing(Sequence& sequence) {
 
 Status ImageQueue::begin(const PromptImage& image) {
     const model::VisionConfig& config = tower_->config();
-    ops::PatchLayout layout;
-    layout.patch = config.patch;
-    layout.merge = config.merge;
-    layout.frames = config.temporal_patch;
-    model::PatchGrid grid;
-    grid.height = image.grid_height;
-    grid.width = image.grid_width;
-    grid.rows = [canvas = image.canvas, layout](std::size_t first, std::size_t count,
-                                                std::span<float> out) {
-        ops::image_patches(canvas->pixels, canvas->width, layout, {canvas->mean, canvas->deviation},
-                           first, count, out);
-    };
+    model::PatchGrid grid = picture_grid(image, config);
     encoding_.emplace();
     encoding_->hash = image.content_hash;
     encoding_->rows.resize(tower_->tokens_of(grid) * config.out_hidden);

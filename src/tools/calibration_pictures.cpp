@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/picture_grid.h"
 #include "model/vision_tower.h"
-#include "ops/image_patches.h"
 #include "tools/devices.h"
 
 namespace percheron::tools {
@@ -12,18 +12,7 @@ namespace {
 Status encode_picture(model::VisionTower& tower, const PromptImage& image,
                       std::vector<float>& features) {
     const model::VisionConfig& config = tower.config();
-    ops::PatchLayout layout;
-    layout.patch = config.patch;
-    layout.merge = config.merge;
-    layout.frames = config.temporal_patch;
-    model::PatchGrid grid;
-    grid.height = image.grid_height;
-    grid.width = image.grid_width;
-    grid.rows = [canvas = image.canvas, layout](std::size_t first, std::size_t count,
-                                                std::span<float> out) {
-        ops::image_patches(canvas->pixels, canvas->width, layout, {canvas->mean, canvas->deviation},
-                           first, count, out);
-    };
+    model::PatchGrid grid = engine::picture_grid(image, config);
     features.resize(tower.tokens_of(grid) * config.out_hidden);
     PERCHERON_TRY(tower.begin(std::move(grid), features));
     while (!tower.advance()) {
