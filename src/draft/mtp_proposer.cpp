@@ -8,6 +8,18 @@
 #include "draft/draw.h"
 
 namespace percheron::draft {
+namespace {
+
+// Of a sequence's rows, those that nothing is drafted from; a prompt's end on the grid its chunks
+// begin on.
+std::uint32_t rows_kept(ops::NumericClass numeric_class, const DraftSequence& sequence) {
+    if (sequence.rows == 0 || sequence.most == 0) return sequence.rows;
+    constexpr auto page = static_cast<std::uint32_t>(ops::page_tokens);
+    const std::uint32_t before = sequence.rows - 1;
+    return numeric_class == ops::NumericClass::prefill ? before / page * page : before;
+}
+
+}  // namespace
 
 MtpProposer::MtpProposer(const model::Network& trunk, std::unique_ptr<model::MtpLayer> layer,
                          ops::LatentPages pages, std::uint32_t slots)
@@ -69,31 +81,46 @@ void MtpProposer::add_rows(const DraftSequence& sequence, Position first, std::u
     }
 }
 
-Result<std::span<const float>> MtpProposer::run(ops::NumericClass numeric_class,
-                                                ops::Activations hidden) {
+ops::RowBatch MtpProposer::batch(ops::NumericClass numeric_class) const {
     ops::RowBatch batch;
     batch.numeric_class = numeric_class;
     batch.sequences = batch_sequences_;
     batch.tokens = batch_tokens_;
     batch.overrides = batch_overrides_;
     batch.logit_rows = logit_rows_;
-    return layer_->forward(batch, hidden, hidden_rows_, pages_);
+    return batch;
+}
+
+Result<std::span<const float>> MtpProposer::run(ops::NumericClass numeric_class,
+                                                ops::Activations hidden) {
+    return layer_->forward(batch(numeric_class), hidden, hidden_rows_, pages_);
+}
+
+Status MtpProposer::keep(ops::NumericClass numeric_class,
+                         std::span<const DraftSequence> sequences) {
+    begin_batch();
+    for (const DraftSequence& sequence : sequences) {
+        const std::uint32_t kept = rows_kept(numeric_class, sequence);
+        if (kept > 0) add_rows(sequence, sequence.first, kept, sequence.first_row);
+    }
+    if (batch_tokens_.empty()) return {};
+    return layer_->keep(batch(numeric_class), trunk_.hidden(), hidden_rows_, pages_);
 }
 
 Status MtpProposer::propose(ops::NumericClass step_class, std::span<DraftSequence> sequences) {
+    for (const DraftSequence& sequence : sequences) {
+        if (sequence.rows > 0) see(sequence);
+    }
+    PERCHERON_TRY(keep(step_class, sequences));
     begin_batch();
     drafting_.clear();
     for (DraftSequence& sequence : sequences) {
-        if (sequence.rows == 0) {
-            continue;
-        }
-        see(sequence);
-        add_rows(sequence, sequence.first, sequence.rows, sequence.first_row);
-        if (sequence.most > 0) {
-            const auto row = static_cast<std::uint32_t>(batch_tokens_.size() - 1);
-            logit_rows_.push_back(row);
-            drafting_.push_back({&sequence, row});
-        }
+        const std::uint32_t kept = rows_kept(step_class, sequence);
+        if (kept == sequence.rows) continue;
+        add_rows(sequence, sequence.first + kept, sequence.rows - kept, sequence.first_row + kept);
+        const auto row = static_cast<std::uint32_t>(batch_tokens_.size() - 1);
+        logit_rows_.push_back(row);
+        drafting_.push_back({&sequence, row});
     }
     if (batch_tokens_.empty()) {
         return {};

@@ -1,10 +1,11 @@
 // Drafts from the model's own MTP layer.
 //
-// The layer keeps latents of its own for every position, so it is run over every row that stays:
-// row t with the trunk's hidden row of t and the token at t + 1.  The newest of them names the
-// first draft; each further draft costs one more row of the layer, which goes on from its own
-// hidden row and the draft before.  Those rows lie at positions the true ones are written to later.
-// Drafts are drawn with the sequence's own parameters and the noise of their positions.
+// The layer keeps latents of its own for every position, so it is shown every row that stays: row t
+// with the trunk's hidden row of t and the token at t + 1.  Of the newest alone the output is read:
+// it names the first draft, the others are only kept.  Each further draft costs one more row of the
+// layer, which goes on from its own hidden row and the draft before.  Those rows lie at positions
+// the true ones are written to later. Drafts are drawn with the sequence's own parameters and the
+// noise of their positions.
 //
 // Generated rows that it was not shown are left out of the layer's text: nothing in the layer knows
 // of positions but the order, so what comes after a gap is written right behind what came before.
@@ -56,6 +57,9 @@ class MtpProposer final : public Proposer {
     void see(const DraftSequence& sequence);
     void add_rows(const DraftSequence& sequence, Position first, std::uint32_t count,
                   std::uint32_t first_hidden);
+    ops::RowBatch batch(ops::NumericClass numeric_class) const;
+    // The rows that no draft begins from.
+    Status keep(ops::NumericClass numeric_class, std::span<const DraftSequence> sequences);
     Result<std::span<const float>> run(ops::NumericClass numeric_class, ops::Activations hidden);
     // Draws a draft of each from its row of logits; those that want no more leave the list.
     void draw(std::span<const float> logits);

@@ -38,18 +38,7 @@ class Layer final : public MtpLayer {
                                            std::span<const std::uint32_t> hidden_rows,
                                            const ops::LatentPages& pages) override {
         const std::size_t vocabulary = trunk_.config().vocabulary;
-        PERCHERON_TRY(ops::check_batch(batch, vocabulary));
-        if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows ||
-            hidden_rows.size() != batch.rows() ||
-            std::any_of(hidden_rows.begin(), hidden_rows.end(),
-                        [&](std::uint32_t row) { return row >= hidden.rows; })) {
-            return Error(ErrorCode::invalid_argument,
-                         "An MTP step of " + std::to_string(batch.rows()) + " rows with " +
-                             std::to_string(batch.logit_rows.size()) + " wanted logits and " +
-                             std::to_string(hidden_rows.size()) + " of " +
-                             std::to_string(hidden.rows) +
-                             " hidden rows does not fit what the layer was loaded for.");
-        }
+        PERCHERON_TRY(check(batch, hidden, hidden_rows));
         for (ops::Activations* activations : {&residual_, &normed_, &output_, &hidden_}) {
             activations->rows = batch.rows();
         }
@@ -61,9 +50,38 @@ class Layer final : public MtpLayer {
                                       logits.rows * logits.columns);
     }
 
+    Status keep(const ops::RowBatch& batch, ops::Activations hidden,
+                std::span<const std::uint32_t> hidden_rows,
+                const ops::LatentPages& pages) override {
+        PERCHERON_TRY(check(batch, hidden, hidden_rows));
+        residual_.rows = normed_.rows = batch.rows();
+        return backend_.run(batch, [&] {
+            stages_.mtp_input(weights_.stages, trunk_.shared().embedding, batch, hidden,
+                              hidden_rows, residual_, normed_);
+            stages_.sparse_caches(weights_.stages.attention, pages, batch, normed_);
+        });
+    }
+
     ops::Activations hidden() const override { return hidden_; }
 
   private:
+    Status check(const ops::RowBatch& batch, const ops::Activations& hidden,
+                 std::span<const std::uint32_t> hidden_rows) const {
+        PERCHERON_TRY(ops::check_batch(batch, trunk_.config().vocabulary));
+        if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows ||
+            hidden_rows.size() != batch.rows() ||
+            std::any_of(hidden_rows.begin(), hidden_rows.end(),
+                        [&](std::uint32_t row) { return row >= hidden.rows; })) {
+            return Error(ErrorCode::invalid_argument,
+                         "An MTP step of " + std::to_string(batch.rows()) + " rows with " +
+                             std::to_string(batch.logit_rows.size()) + " wanted logits and " +
+                             std::to_string(hidden_rows.size()) + " of " +
+                             std::to_string(hidden.rows) +
+                             " hidden rows does not fit what the layer was loaded for.");
+        }
+        return {};
+    }
+
     void compute(const ops::RowBatch& batch, ops::Activations hidden,
                  std::span<const std::uint32_t> hidden_rows, const ops::LatentPages& pages,
                  const ops::Activations& logits) {

@@ -57,7 +57,14 @@ class MtpLayer {
                                                    std::span<const std::uint32_t> hidden_rows,
                                                    const ops::LatentPages& pages) = 0;
 
-    // h' of the latest batch.
+    // Only what later rows read of these: their latents, pooled keys and tails, with the bits that
+    // forward() gives them, for a small part of its work.  Wants no logits; hidden() is not
+    // changed.
+    virtual Status keep(const ops::RowBatch& batch, ops::Activations hidden,
+                        std::span<const std::uint32_t> hidden_rows,
+                        const ops::LatentPages& pages) = 0;
+
+    // h' of the latest forward().
     virtual ops::Activations hidden() const = 0;
 };
 

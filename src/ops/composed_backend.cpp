@@ -221,8 +221,6 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
     scratch_.restart();
     const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, batch.rows());
     const Rows<const float> input = float_rows(x);
-    constexpr float index_norm_eps = 1e-6f;
-
     const Linear projections[] = {
         product(batch, weights.q_a, input, s.query_rank),
         product(batch, weights.kv_a, input, s.latent),
@@ -232,18 +230,13 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
     };
     primitives_->linear(projections);
     primitives_->rms_norm({s.query_rank, weights.q_a_norm, shape_.rms_eps, s.query_rank});
-    primitives_->rms_norm({s.latent, weights.kv_a_norm, shape_.rms_eps, s.latent});
-    primitives_->layer_norm(
-        {s.index_key, weights.index_k_norm, weights.index_k_bias, index_norm_eps, s.index_key});
     const Linear queries[] = {
         product(batch, weights.q_b, s.query_rank, s.query),
         product(batch, weights.index_q, s.query_rank, s.index_query),
     };
     primitives_->linear(queries);
 
-    primitives_->store_latents({s.latent, pages, &batch});
-    primitives_->index_pool(
-        {shape_.index_pool, s.index_key, s.index_gate, weights.index_ape, pages, &batch});
+    write_caches(weights, pages, batch, s);
     const SelectTokens selection{shape_.index_heads,
                                  shape_.index_dim,
                                  shape_.index_pool,
@@ -268,6 +261,17 @@ void ComposedBackend::sparse_mixer(const SparseAttentionWeights& weights, const 
         {heads, weights.kv_b, s.read, arithmetic_, s.values, batch.numeric_class});
     const Linear out[] = {product(batch, weights.out, s.values, float_rows(y))};
     primitives_->linear(out);
+}
+
+void ComposedBackend::write_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                                   const RowBatch& batch, const SparseScratch& s) {
+    constexpr float index_norm_eps = 1e-6f;
+    primitives_->rms_norm({s.latent, weights.kv_a_norm, shape_.rms_eps, s.latent});
+    primitives_->layer_norm(
+        {s.index_key, weights.index_k_norm, weights.index_k_bias, index_norm_eps, s.index_key});
+    primitives_->store_latents({s.latent, pages, &batch});
+    primitives_->index_pool(
+        {shape_.index_pool, s.index_key, s.index_gate, weights.index_ape, pages, &batch});
 }
 
 void ComposedBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch,
@@ -445,6 +449,20 @@ void ComposedBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& e
     const Linear projection[] = {product(batch, weights.projection, joined, float_rows(x))};
     primitives_->linear(projection);
     primitives_->rms_norm({float_rows(x), weights.input_norm, shape_.rms_eps, float_rows(normed)});
+}
+
+void ComposedBackend::sparse_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                                    const RowBatch& batch, Activations normed) {
+    scratch_.restart();
+    const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, batch.rows());
+    const Rows<const float> input = float_rows(normed);
+    const Linear projections[] = {
+        product(batch, weights.kv_a, input, s.latent),
+        product(batch, weights.index_k, input, s.index_key),
+        product(batch, weights.index_gate, input, s.index_gate),
+    };
+    primitives_->linear(projections);
+    write_caches(weights, pages, batch, s);
 }
 
 void ComposedBackend::residual_turn(const float* norm, Activations y, Activations x,

@@ -80,6 +80,9 @@ class ComposedBackend : public Backend, private MtpStages {
     void mtp_input(const MtpWeights& weights, const WeightMatrix& embedding, const RowBatch& batch,
                    Activations hidden, std::span<const std::uint32_t> hidden_rows, Activations x,
                    Activations normed) override;
+    // From a sparse layer's projections to its caches.
+    void write_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                      const RowBatch& batch, const SparseScratch& scratch);
     // The experts' products, all at a time or, from a store, group by group as they come.
     void routed_experts(const ExpertsWeights& weights, const RowBatch& batch,
                         const ExpertsScratch& scratch, Rows<const float> input, Rows<float> output);
@@ -92,6 +95,8 @@ class ComposedBackend : public Backend, private MtpStages {
                           Rows<float> output);
     void residual_turn(const float* norm, Activations y, Activations x,
                        Activations normed) override;
+    void sparse_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                       const RowBatch& batch, Activations normed) override;
 
     std::string name_;
     Arithmetic arithmetic_;

@@ -5,6 +5,9 @@
 //                   h = RMS(hidden[hidden_rows[r]]; hidden_norm)
 //                   x = W [e; h];  normed = RMS(x; input_norm)
 //   residual_turn   x = x + y;  normed = RMS(x; norm)
+//   sparse_caches   what sparse_mixer(normed) writes, with the same bits, and nothing else:
+//   latents,
+//                   tails and completed pools of rows whose output nobody reads
 //
 // Row t of a batch stands at position t of its sequence: its token is the one at t + 1 (an
 // override's features where that is an image placeholder), `hidden` the trunk's final normed row of
@@ -43,6 +46,8 @@ class MtpStages {
                            Activations normed) = 0;
     virtual void residual_turn(const float* norm, Activations y, Activations x,
                                Activations normed) = 0;
+    virtual void sparse_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                               const RowBatch& batch, Activations normed) = 0;
 };
 
 }  // namespace percheron::ops

@@ -47,28 +47,53 @@ class MtpLayerTest : public testing::TestWithParam<ops::Arithmetic> {
         return HostCaches(config_, options);
     }
 
-    // Rows [first, first + count) of the sequence in `slot`.
-    std::vector<float> rows(const HostCaches& caches, std::size_t first, std::size_t count,
-                            ops::NumericClass numeric_class, std::uint32_t slot = 0,
-                            std::vector<TokenId> tokens = {}) {
+    // Hands rows [first, first + count) of the sequence in `slot` to `use`, as the layer takes
+    // them.
+    template <class Use>
+    void with_rows(std::size_t first, std::size_t count, ops::NumericClass numeric_class,
+                   std::uint32_t slot, std::span<const TokenId> tokens, Use use) {
         ops::SequenceRows sequence;
         sequence.row_count = sequence.commit_rows = static_cast<std::uint32_t>(count);
         sequence.first_position = sequence.state_position = static_cast<Position>(first);
         sequence.slot = RequestSlot(slot);
         sequence.pages = pages_;
-        std::vector<std::uint32_t> wanted(count);
-        std::iota(wanted.begin(), wanted.end(), 0u);
+        std::vector<std::uint32_t> all(count);
+        std::iota(all.begin(), all.end(), 0u);
         ops::RowBatch batch;
         batch.numeric_class = numeric_class;
         batch.sequences = {&sequence, 1};
-        batch.tokens = tokens.empty() ? std::span<const TokenId>(tokens_).subspan(first, count)
-                                      : std::span<const TokenId>(tokens);
-        batch.logit_rows = wanted;
-        const ops::Activations hidden{hidden_.data() + first * config_.hidden, DType::f32, count,
-                                      config_.hidden};
-        const auto logits = layer_->forward(batch, hidden, wanted, caches.views().latent.back());
-        EXPECT_TRUE(logits.ok()) << logits.error().message();
-        return {logits->begin(), logits->end()};
+        batch.tokens = tokens.empty() ? std::span(tokens_).subspan(first, count) : tokens;
+        use(batch,
+            ops::Activations{hidden_.data() + first * config_.hidden, DType::f32, count,
+                             config_.hidden},
+            all);
+    }
+
+    std::vector<float> rows(const HostCaches& caches, std::size_t first, std::size_t count,
+                            ops::NumericClass numeric_class, std::uint32_t slot = 0,
+                            std::span<const TokenId> tokens = {}) {
+        std::vector<float> all_logits;
+        with_rows(first, count, numeric_class, slot, tokens,
+                  [&](ops::RowBatch batch, const ops::Activations& hidden,
+                      std::span<const std::uint32_t> all) {
+                      batch.logit_rows = all;
+                      const auto logits =
+                          layer_->forward(batch, hidden, all, caches.views().latent.back());
+                      ASSERT_TRUE(logits.ok()) << logits.error().message();
+                      all_logits.assign(logits->begin(), logits->end());
+                  });
+        return all_logits;
+    }
+
+    void keep(const HostCaches& caches, std::size_t first, std::size_t count,
+              ops::NumericClass numeric_class) {
+        with_rows(first, count, numeric_class, 0, {},
+                  [&](const ops::RowBatch& batch, const ops::Activations& hidden,
+                      std::span<const std::uint32_t> all) {
+                      const Status kept =
+                          layer_->keep(batch, hidden, all, caches.views().latent.back());
+                      EXPECT_TRUE(kept.ok()) << kept.error().message();
+                  });
     }
 
     static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -102,6 +127,32 @@ TEST_P(MtpLayerTest, PrefillInAnyChunkingLeavesTheSameBits) {
             EXPECT_TRUE(same_bits(all, expected)) << length << " by " << chunk;
             EXPECT_EQ(own.memory().back(), whole.memory().back());
         }
+    }
+}
+
+TEST_P(MtpLayerTest, RowsThatAreOnlyKeptLeaveWhatComputedOnesLeave) {
+    std::mt19937_64 random(21);
+    for (int trial = 0; trial < 12; ++trial) {
+        const HostCaches computed = caches(), kept = caches();
+        std::vector<float> expected, given;
+        for (std::size_t at = 0; at < 180;) {
+            const bool is_prompt = at < 140;
+            const auto step = is_prompt ? ops::NumericClass::prefill : ops::NumericClass::decode;
+            const std::size_t count =
+                std::min<std::size_t>(is_prompt ? 64 * (1 + random() % 2) : 1 + random() % 8,
+                                      (is_prompt ? 140 : 180) - at);
+            std::size_t before = random() % (count + 1);
+            if (is_prompt && before < count) before = before / 64 * 64;
+            expected = rows(computed, at, count, step);
+            if (before > 0) keep(kept, at, before, step);
+            if (before < count) {
+                given = rows(kept, at + before, count - before, step);
+                expected.erase(expected.begin(), expected.end() - given.size());
+                EXPECT_TRUE(same_bits(given, expected)) << at;
+            }
+            at += count;
+        }
+        EXPECT_EQ(kept.memory().back(), computed.memory().back());
     }
 }
 
@@ -154,6 +205,7 @@ TEST_P(MtpLayerTest, NamesTheTensorThatIsMissingAndTheRowsThatDoNotFit) {
     const std::vector<std::uint32_t> four = {0, 1, 2, 3}, three = {0, 1, 2};
     EXPECT_FALSE(layer_->forward(batch, short_by_one, four, own.views().latent.back()).ok());
     EXPECT_FALSE(layer_->forward(batch, short_by_one, three, own.views().latent.back()).ok());
+    EXPECT_FALSE(layer_->keep(batch, short_by_one, four, own.views().latent.back()).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, MtpLayerTest,

@@ -57,6 +57,27 @@ void CudaBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& embed
     residual_turn_of(weights.input_norm, nullptr, x, normed);
 }
 
+void CudaBackend::sparse_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                                const RowBatch& batch, Activations normed) {
+    if (only_noted(weights.kv_a.data, weights.index_k.data, pages.latents, pages.latent_page_bytes,
+                   pages.pooled, pages.pooled_page_bytes, pages.tails, pages.tail_stride,
+                   pages.tail_ring, normed.data))
+        return;
+    settle_pairs();
+    scratch_.restart();
+    const int stride = row_parts * static_cast<int>(shape_.hidden);
+    const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, batch.rows());
+    const __nv_bfloat16* const in = parts_of(normed);
+    float* const raw = s.projections;
+    const FewRowProduct projections[] = {
+        product(packed_view(weights.kv_a), in, stride, raw + s.latent_at, s.stride),
+        product(packed_view(weights.index_k), in, stride, raw + s.key_at, s.stride),
+        product(packed_view(weights.index_gate), in, stride, raw + s.gate_at, s.stride),
+    };
+    multiply(projections, static_cast<int>(batch.rows()));
+    note(sparse_rows(cached_rows(weights, pages, s), context_));
+}
+
 void CudaBackend::residual_turn(const float* norm, Activations y, Activations x,
                                 Activations normed) {
     if (only_noted(norm, y.data, x.data, normed.data)) return;

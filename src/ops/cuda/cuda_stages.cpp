@@ -225,21 +225,9 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     };
     multiply(projections, rows);
 
-    SparseRows own;
-    own.projections = raw;
-    own.stride = s.stride;
-    own.latent_at = s.latent_at;
-    own.key_at = s.key_at;
-    own.gate_at = s.gate_at;
+    SparseRows own = cached_rows(weights, pages, s);
     own.query_rank = rank;
     own.query_norm = weights.q_a_norm;
-    own.latent_norm = weights.kv_a_norm;
-    own.key_norm = weights.index_k_norm;
-    own.key_bias = weights.index_k_bias;
-    own.ape = weights.index_ape;
-    own.eps = shape_.rms_eps;
-    own.pages = pages;
-    own.batch = batch_.view();
     own.query = s.query_rank;
     note(sparse_rows(own, context_));
     const FewRowProduct queries[] = {
@@ -294,6 +282,24 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     const FewRowProduct out[] = {
         product(packed_view(weights.out), s.values, heads * values, floats(y), hidden)};
     multiply(out, rows);
+}
+
+SparseRows CudaBackend::cached_rows(const SparseAttentionWeights& weights, const LatentPages& pages,
+                                    const SparseScratch& scratch) const {
+    SparseRows own;
+    own.projections = scratch.projections;
+    own.stride = scratch.stride;
+    own.latent_at = scratch.latent_at;
+    own.key_at = scratch.key_at;
+    own.gate_at = scratch.gate_at;
+    own.latent_norm = weights.kv_a_norm;
+    own.key_norm = weights.index_k_norm;
+    own.key_bias = weights.index_k_bias;
+    own.ape = weights.index_ape;
+    own.eps = shape_.rms_eps;
+    own.pages = pages;
+    own.batch = batch_.view();
+    return own;
 }
 
 void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,

@@ -12,6 +12,7 @@
 #include "ops/cuda/cuda_vision.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/sparse_rows.h"
 #include "ops/cuda/stage_scratch.h"
 #include "ops/cuda/step_batch.h"
 #include "ops/cuda/step_graphs.h"
@@ -84,6 +85,8 @@ class CudaBackend final : public Backend, private MtpStages {
                    Activations normed) override;
     void residual_turn(const float* norm, Activations y, Activations x,
                        Activations normed) override;
+    void sparse_caches(const SparseAttentionWeights& weights, const LatentPages& pages,
+                       const RowBatch& batch, Activations normed) override;
     void residual_turn_of(const float* norm, const float* y, Activations x, Activations normed);
 
     // ---- a step
@@ -110,6 +113,9 @@ class CudaBackend final : public Backend, private MtpStages {
     const __nv_bfloat16* parts_of(const Activations& x);
     // Launches the sum that the last expert stage left to the turn, if no turn has taken it.
     void settle_pairs();
+    // A sparse layer's rows on their way from the projections to the caches; no queries.
+    SparseRows cached_rows(const SparseAttentionWeights& weights, const LatentPages& pages,
+                           const SparseScratch& scratch) const;
     // Products that share their rows and k, one launch a format.
     void multiply(std::span<const FewRowProduct> products, int rows);
     void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,

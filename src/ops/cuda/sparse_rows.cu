@@ -115,7 +115,7 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
 
 __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ SparseRows op) {
     __shared__ float parts[2][norm_warps];
-    prefetch(op.query_norm, op.query_rank * 4, threadIdx.x, threads);
+    if (op.query_rank > 0) prefetch(op.query_norm, op.query_rank * 4, threadIdx.x, threads);
     prefetch(op.latent_norm, latent * 4, static_cast<int>(threadIdx.x) - 64, threads);
     prefetch(op.key_norm, dim * 4, static_cast<int>(threadIdx.x) - 96, threads);
     prefetch(op.key_bias, dim * 4, static_cast<int>(threadIdx.x) - 128, threads);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
 #pragma unroll
         for (int w = 0; w < norm_warps; ++w)
             sum += parts[part][w];
-        const float mean = sum / static_cast<float>(part == 0 ? op.query_rank : latent);
+        const float mean = sum / static_cast<float>(part == 0 ? max(op.query_rank, 1) : latent);
         scale[part] = 1.0f / sqrtf(mean + op.eps);
     }
     __nv_bfloat16* const out = op.query + static_cast<std::size_t>(row) * op.query_rank;

@@ -22,7 +22,7 @@ struct SparseRows {
     const float* projections = nullptr;
     int stride = 0;
     int query_at = 0, latent_at = 0, key_at = 0, gate_at = 0;
-    int query_rank = 0;
+    int query_rank = 0;                  // 0: rows that do not attend; norm and output are not read
     const float* query_norm = nullptr;   // [query rank]
     const float* latent_norm = nullptr;  // [512]
     const float* key_norm = nullptr;     // [128]
