@@ -1,26 +1,37 @@
 // Replies behind very long prompts, with and without drafts: the lengths at which other engines
 // faulted (a page short of 2^17 tokens and around it, and 2^18), on the embedded model.
 //
-//   long_prompts [tokens of a reply = 200] [length ...]
+//   long_prompts [DRAFTERS = own,windowed,counted] [tokens of a reply = 200] [length ...]
 //
-// One engine holds the copies and the MTP layer, so that each prompt is computed once: the prefix
-// cache gives it to the undrafted request and to those that draft.  Exits 1 where a reply differs,
-// or where a proposer did not show what it is there for.  Minutes; part `long` of
-// scripts/test-slow.
+// own        copies and the model's MTP layer
+// windowed   a random block drafter of the kind with windows, whose drafts hardly ever hold
+// counted    one that sees everything, taught by counting the text, whose drafts often hold
+//
+// An engine each, in which every prompt is computed once: the prefix cache gives it to the
+// undrafted request and to those that draft.  Exits 1 where a reply differs, or where a proposer
+// did not show what it is there for.  Half an hour; part `long` of scripts/test-slow.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "checkpoint/config.h"
+#include "checkpoint/small_model.h"
 #include "engine/reply_collector.h"
 #include "text/tokenizer.h"
+#include "tools/drafter_files.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
+#include "tools/synth.h"
 
 namespace percheron::tools {
 namespace {
@@ -61,13 +72,21 @@ Reply reply_of(Engine& engine, const GenerationRequest& request) {
     return {collected.tokens, collected.finished->statistics, error ? error->message() : ""};
 }
 
-struct Drafts {
-    std::array<std::atomic<std::uint64_t>, engine::StepRecord::most_proposers> by{};
-    std::atomic<std::uint64_t> accepted{0};
+// Who drafts in an engine, and what it must show.
+struct Drafter {
+    std::string name;
+    DraftWish wish;
+    std::vector<std::string> proposers;  // each must name something
+    bool is_often_right = true;
 };
 
-bool check(Engine& engine, Drafts& drafts, const std::vector<TokenId>& text, std::size_t length,
-           std::uint32_t tokens, float temperature) {
+struct Drafts {
+    std::array<std::atomic<std::uint64_t>, engine::StepRecord::most_proposers> by{};
+    std::uint64_t accepted = 0;
+};
+
+bool check(Engine& engine, const Drafter& drafter, Drafts& drafts, const std::vector<TokenId>& text,
+           std::size_t length, std::uint32_t tokens, float temperature) {
     GenerationRequest request;
     request.prompt.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(length));
     request.sampling.temperature = temperature;
@@ -77,41 +96,37 @@ bool check(Engine& engine, Drafts& drafts, const std::vector<TokenId>& text, std
     request.draft = false;
     const auto start = Clock::now();
     const Reply plain = reply_of(engine, request);
-    for (auto& count : drafts.by)
-        count = 0;
+    const std::vector<std::uint64_t> before(drafts.by.begin(), drafts.by.end());
     request.draft = true;
     const Reply drafted = reply_of(engine, request);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const bool same = plain.error.empty() && drafted.error.empty() &&
                       plain.tokens.size() == tokens && plain.tokens == drafted.tokens;
-    const bool drafting = drafted.statistics.draft_rounds > 0 &&
-                          drafted.statistics.accepted_tokens > 0 &&
-                          plain.statistics.draft_rounds == 0;
+    const bool drafting = drafted.statistics.draft_rounds > 0 && plain.statistics.draft_rounds == 0;
+    drafts.accepted += drafted.statistics.accepted_tokens;
+    std::string named;
+    for (std::size_t i = 0; i < drafter.proposers.size(); ++i)
+        named += " " + drafter.proposers[i] + " " + std::to_string(drafts.by[i] - before[i]) + ",";
     std::printf(
-        "%zu tokens, temperature %g: %s; %u rounds, drafted copy %llu, mtp %llu, accepted "
-        "%u; cached %u, %.1f s%s\n",
-        length, static_cast<double>(temperature),
+        "%s, %zu tokens, temperature %g: %s; %u rounds, drafted%s accepted %u; cached %u, "
+        "%.1f s%s\n",
+        drafter.name.c_str(), length, static_cast<double>(temperature),
         same ? (drafting ? "the same" : "NOTHING DRAFTED") : "DIFFERENT",
-        drafted.statistics.draft_rounds, static_cast<unsigned long long>(drafts.by[0]),
-        static_cast<unsigned long long>(drafts.by[1]), drafted.statistics.accepted_tokens,
+        drafted.statistics.draft_rounds, named.c_str(), drafted.statistics.accepted_tokens,
         plain.statistics.cached_tokens, seconds,
         (plain.error + drafted.error).empty() ? "" : (" " + plain.error + drafted.error).c_str());
     std::fflush(stdout);
     return same && drafting;
 }
 
-int run(std::uint32_t tokens, const std::vector<std::size_t>& lengths) {
-    std::size_t longest = 0;
-    for (const std::size_t length : lengths)
-        longest = std::max(longest, length);
+bool run(const Drafter& drafter, const Tokenizer& tokenizer, const std::vector<TokenId>& text,
+         std::uint32_t tokens, const std::vector<std::size_t>& lengths) {
     LoadOptions options;
     options.folder = resolve_model("").value();
-    const Tokenizer tokenizer = Tokenizer::load(options.folder / "tokenizer.json").value();
-    options.context = static_cast<std::uint32_t>(longest + 2 * tokens);
+    options.context = static_cast<std::uint32_t>(text.size() + 2 * tokens);
     options.max_running = 2;
-    options.draft = {"auto", 3};  // copies where there are any, else the MTP layer
+    options.draft = drafter.wish;
     Drafts drafts;
-    std::array<std::uint64_t, 2> all{};
     options.on_step = [&drafts](const engine::StepRecord& step) {
         for (std::size_t i = 0; i < drafts.by.size(); ++i)
             drafts.by[i] += step.drafts_by[i];
@@ -119,31 +134,73 @@ int run(std::uint32_t tokens, const std::vector<std::size_t>& lengths) {
     const auto engine = load_engine(options, tokenizer);
     if (!engine.ok()) {
         std::fprintf(stderr, "long_prompts: %s\n", engine.error().message().c_str());
-        return 1;
+        return false;
     }
-    const std::vector<TokenId> text = long_text(tokenizer, longest);
     bool good = true;
     for (const std::size_t length : lengths) {
-        for (const float temperature : {0.0f, 1.0f}) {
-            good &= check(**engine, drafts, text, length, tokens, temperature);
-            for (std::size_t i = 0; i < all.size(); ++i)
-                all[i] += drafts.by[i];
-        }
+        for (const float temperature : {0.0f, 1.0f})
+            good &= check(**engine, drafter, drafts, text, length, tokens, temperature);
     }
-    const bool both = all[0] > 0 && all[1] > 0;
-    std::printf("%s\n", !good ? "FAILED" : both ? "passed" : "FAILED: a proposer named nothing");
-    return good && both ? 0 : 1;
+    for (std::size_t i = 0; i < drafter.proposers.size(); ++i) {
+        if (drafts.by[i] > 0) continue;
+        std::printf("%s: %s NAMED NOTHING\n", drafter.name.c_str(), drafter.proposers[i].c_str());
+        good = false;
+    }
+    if (drafter.is_often_right && drafts.accepted == 0) {
+        std::printf("%s: NOTHING ACCEPTED\n", drafter.name.c_str());
+        good = false;
+    }
+    return good;
+}
+
+Drafter block_drafter(const std::string& name, const std::filesystem::path& folder, bool is_right) {
+    Drafter result{name, {"dflash2", 3}, {"dflash2"}, is_right};
+    result.wish.model = folder / name;
+    return result;
+}
+
+int run(const std::string& wanted, std::uint32_t tokens, const std::vector<std::size_t>& lengths) {
+    const std::filesystem::path nano = resolve_model("").value();
+    const Tokenizer tokenizer = Tokenizer::load(nano / "tokenizer.json").value();
+    const std::vector<TokenId> text =
+        long_text(tokenizer, *std::max_element(lengths.begin(), lengths.end()));
+    const model::ModelConfig config = checkpoint::read_config(nano).value();
+    const checkpoint::test::TemporaryFolder folders;
+    bool good = true;
+    std::istringstream names(wanted);
+    for (std::string name; std::getline(names, name, ',');) {
+        Drafter drafter;
+        if (name == "own") {
+            drafter = {name, {"auto", 3}, {"copy", "mtp"}, true};
+        } else if (name == "windowed") {
+            drafter = block_drafter(name, folders.path(), false);
+            const auto made = checkpoint::make_synthetic_drafter("reference", config, 7).value();
+            good &= synth_drafter(drafter.wish.model, made, {}).ok();
+        } else if (name == "counted") {
+            drafter = block_drafter(name, folders.path(), true);
+            std::map<std::string, std::vector<float>> values;
+            const auto made = counted_drafter(config, values, {&text, 1});
+            write_drafter(drafter.wish.model, made, values);
+        } else {
+            std::fprintf(stderr, "long_prompts: no drafter is called %s\n", name.c_str());
+            return 2;
+        }
+        good &= run(drafter, tokenizer, text, tokens, lengths);
+    }
+    std::printf("%s\n", good ? "passed" : "FAILED");
+    return good ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace percheron::tools
 
 int main(int count, char** values) {
+    const std::string drafters = count > 1 ? values[1] : "own,windowed,counted";
     const auto tokens =
-        static_cast<std::uint32_t>(count > 1 ? std::strtoul(values[1], nullptr, 10) : 200);
+        static_cast<std::uint32_t>(count > 2 ? std::strtoul(values[2], nullptr, 10) : 200);
     std::vector<std::size_t> lengths;
-    for (int i = 2; i < count; ++i)
+    for (int i = 3; i < count; ++i)
         lengths.push_back(std::strtoul(values[i], nullptr, 10));
     if (lengths.empty()) lengths = {131'071, 131'072, 131'328, 262'144};
-    return percheron::tools::run(tokens, lengths);
+    return percheron::tools::run(drafters, tokens, lengths);
 }
