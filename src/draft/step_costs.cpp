@@ -99,13 +99,15 @@ void StepCosts::carry_over() {
 }
 
 // Steps of more rows that looked faster were lucky.  Beyond what was seen a step grows no faster
-// than between the last two numbers of rows that were: what rows share is paid for by then.
+// than towards the largest number of rows that was, from one well below it: what rows share is paid
+// for by then.
 void StepCosts::tabulate() {
     std::size_t last = 0, before_last = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        if (nodes_[i].seen == 0) continue;
-        before_last = last;
-        last = i;
+        if (nodes_[i].seen > 0) last = i;
+    }
+    for (std::size_t i = 0; 3 * rows_of_a_node[i] <= 2 * rows_of_a_node[last]; ++i) {
+        if (nodes_[i].seen > 0) before_last = i;
     }
     double floor = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {

@@ -33,8 +33,11 @@ class StepCosts {
     double seconds(double rows) const;
 
   private:
-    static constexpr std::array<double, 22> rows_of_a_node = {
-        1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
+    // Kernels take rows by eights, so that a step may cost a good deal more from one row past a
+    // multiple on.
+    static constexpr std::array<double, 25> rows_of_a_node = {
+        1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  16, 17,
+        20, 24, 25, 32, 48, 64, 96, 128, 192, 256, 384, 512};
     struct Node {
         double prior = 0;       // logarithm
         double correction = 0;  // the same; where nothing was seen, carried over

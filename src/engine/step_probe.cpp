@@ -1,7 +1,6 @@
 #include "engine/step_probe.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <vector>
@@ -13,7 +12,6 @@ namespace percheron::engine {
 namespace {
 
 constexpr int rounds_of_probes = 3;
-constexpr std::array<std::uint32_t, 6> probed_rows = {1, 2, 4, 8, 16, 32};
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();

@@ -2,6 +2,8 @@
 // already chosen by measured costs.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <functional>
 
 #include "cache/cache_store.h"
@@ -12,7 +14,10 @@
 
 namespace percheron::engine {
 
-// Steps of 1 to 16 rows over the first slots and pages, which must be free and are as good as free
+// Rows of the steps; a row past eight and sixteen too, where kernels begin another tile.
+inline constexpr std::array<std::uint32_t, 8> probed_rows = {1, 2, 4, 8, 9, 16, 17, 32};
+
+// Steps of so many rows over the first slots and pages, which must be free and are as good as free
 // afterwards: whoever gets a slot has it cleared.  Takes about `short_probe` seconds where somebody
 // waits meanwhile, `long_probe` at most where nobody does, and a step longer than that.
 inline constexpr double short_probe = 0.06;

@@ -24,8 +24,8 @@ class GuideLLM(NanoCase):
         )  # fmt: skip
         (benchmark,) = json.loads(report.read_text())["benchmarks"]
         done = benchmark["requests"]
-        self.assertEqual(len(done["successful"]), requests)
         self.assertEqual((done["errored"], done["incomplete"]), ([], []))
+        self.assertEqual(len(done["successful"]), requests)
         for request in done["successful"]:
             self.assertEqual(request["output_metrics"]["total_tokens"], REPLY, request)
             timings = request["info"]["timings"]
