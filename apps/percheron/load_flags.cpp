@@ -27,7 +27,11 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
                     "Memory for the weights, e.g. 96GiB: experts that do not fit are read from the "
                     "files when they are wanted (default: all weights)")
         ->transform(CLI::AsSizeValue(false));
-    command.add_option("--kv-dtype", load.kv_dtype, "auto (bf16) or bf16")->capture_default_str();
+    command
+        .add_option("--kv-dtype", load.kv_dtype,
+                    "Type of the cached latents and index keys: auto (bf16), bf16 or fp8 (half the "
+                    "bytes a token, replies differ)")
+        ->capture_default_str();
     command
         .add_option(
             "--draft", load.draft.proposer,
@@ -37,7 +41,8 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
     command.add_option("--draft-model", load.draft.model, "Folder of a DFlash2 or DFlash drafter");
     command
         .add_option("--draft-cache", load.draft.cache,
-                    "Type of that drafter's keys and values: auto (bf16) or fp8")
+                    "Type of that drafter's keys and values: auto (that of --kv-dtype), bf16 or "
+                    "fp8")
         ->capture_default_str()
         ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
     command

@@ -96,10 +96,11 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
     }
     if (options.flags.load.thinking_budget || options.flags.load.kv_memory ||
         options.flags.load.weights_memory || options.flags.load.checkpoint_memory ||
-        !options.flags.load.prefix_disk.empty()) {
-        return Error(ErrorCode::invalid_argument,
-                     "--thinking-budget, --kv-memory, --weights-memory, --checkpoint-memory and "
-                     "--prefix-disk mean nothing with --replay; leave them out");
+        !options.flags.load.prefix_disk.empty() || options.flags.load.kv_dtype != "auto") {
+        return Error(
+            ErrorCode::invalid_argument,
+            "--thinking-budget, --kv-memory, --kv-dtype, --weights-memory, "
+            "--checkpoint-memory and --prefix-disk mean nothing with --replay; leave them out");
     }
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;
@@ -127,11 +128,14 @@ void log_defaults(const ServedModel& model, const std::string& reasoning_effort)
 void print_ready(const std::string& host, const Server& server, const EngineDescription& engine,
                  double seconds) {
     const bool bracketed = host.find(':') != std::string::npos;
-    std::printf("ready http://%s%s%s:%u model=%s context=%u kv_tokens=%llu seconds=%.2f\n",
+    // Readers of the line know its first fields; a type that was asked for is told behind them.
+    const bool is_told = !engine.kv_dtype.empty() && engine.kv_dtype != "bf16";
+    const std::string kv_dtype = is_told ? " kv_dtype=" + engine.kv_dtype : "";
+    std::printf("ready http://%s%s%s:%u model=%s context=%u kv_tokens=%llu seconds=%.2f%s\n",
                 bracketed ? "[" : "", host.c_str(), bracketed ? "]" : "",
                 static_cast<unsigned>(server.port()), engine.model_name.c_str(),
                 static_cast<unsigned>(engine.context_tokens),
-                static_cast<unsigned long long>(engine.kv_tokens), seconds);
+                static_cast<unsigned long long>(engine.kv_tokens), seconds, kv_dtype.c_str());
     std::fflush(stdout);
 }
 

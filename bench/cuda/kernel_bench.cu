@@ -11,6 +11,7 @@
 #include "ops/cuda/mhc_turn.h"
 #include "ops/cuda/router.h"
 #include "ops/cuda/select_tokens.h"
+#include "ops/stored_rows.h"
 
 using namespace percheron;
 using namespace percheron::bench;
@@ -199,13 +200,13 @@ struct SparseBench {
     RandomMemory latents, pooled;
     ops::LatentPages view;
 
-    SparseBench(int rows, int context)
+    SparseBench(int rows, int context, DType dtype)
         : rows(rows),
           context(context),
           copies(std::max(1, 200'000 / context / rows)),
           pages_each((context + 63) / 64),
-          latents(pages_each * rows * copies * 64 * latent * 2),
-          pooled(pages_each * rows * copies * 16 * 128 * 2) {
+          latents(pages_each * rows * copies * ops::stored_rows_bytes(dtype, 64, latent)),
+          pooled(pages_each * rows * copies * ops::stored_rows_bytes(dtype, 16, 128)) {
         for (int i = 0; i < rows * copies; ++i) {
             host_sequences.push_back({static_cast<std::uint32_t>(i % rows), 1,
                                       static_cast<std::uint32_t>(context - 1),
@@ -221,14 +222,24 @@ struct SparseBench {
             host_counts.push_back(static_cast<std::uint32_t>(count));
         }
         view.latents = latents.data();
-        view.latent_page_bytes = 64 * latent * 2;
+        view.latent_dtype = view.pooled_dtype = dtype;
+        view.latent_page_bytes = ops::stored_rows_bytes(dtype, 64, latent);
         view.pooled = pooled.data();
-        view.pooled_page_bytes = 16 * 128 * 2;
+        view.pooled_page_bytes = ops::stored_rows_bytes(dtype, 16, 128);
+        if (dtype == DType::bf16) return;
+        // Scales that are numbers, behind the rows of each page.
+        const auto set_scales = [this](void* share, std::size_t bytes, std::size_t page_rows) {
+            check::require(cudaMemset2D(static_cast<char*>(share) + bytes - page_rows, bytes, 120,
+                                        page_rows, pages_each * this->rows * copies),
+                           "scales");
+        };
+        set_scales(view.latents, view.latent_page_bytes, 64);
+        set_scales(view.pooled, view.pooled_page_bytes, 16);
     }
 };
 
-void bench_sparse(int rows, int context) {
-    const SparseBench set(rows, context);
+void bench_sparse(int rows, int context, DType dtype) {
+    const SparseBench set(rows, context, dtype);
     const OnDevice<ops::cuda::DeviceSequence> sequences(set.host_sequences);
     const OnDevice<std::uint32_t> row_sequences(set.host_rows), pages(set.host_pages),
         positions(set.host_positions), counts(set.host_counts);
@@ -245,49 +256,52 @@ void bench_sparse(int rows, int context) {
                                       row_sequences.data(), pages.data()};
     };
     const int count = std::min(context, SparseBench::topk + 3);
-    const std::string at = ", context " + std::to_string(context);
-    both("selected attention" + at, rows, 1024.0 * count * rows, [&](bool dependent) {
-        return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
-            ops::cuda::SelectedAttention op;
-            op.heads = heads;
-            op.scale = 1.0f / 16;
-            op.absorbed = absorbed.data();
-            op.pages = set.view;
-            op.batch = batch_of(call);
-            op.positions = positions.data();
-            op.positions_stride = SparseBench::width;
-            op.counts = counts.data();
-            op.most_tokens = count;
-            op.partial = partial.data();
-            op.read = read.data();
-            must(ops::cuda::selected_attention(op, {stream, multiprocessors, dependent}));
-        });
-    });
+    const std::string at =
+        ", context " + std::to_string(context) + (dtype == DType::bf16 ? "" : ", fp8");
+    both("selected attention" + at, rows, set.view.latent_page_bytes / 64.0 * count * rows,
+         [&](bool dependent) {
+             return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
+                 ops::cuda::SelectedAttention op;
+                 op.heads = heads;
+                 op.scale = 1.0f / 16;
+                 op.absorbed = absorbed.data();
+                 op.pages = set.view;
+                 op.batch = batch_of(call);
+                 op.positions = positions.data();
+                 op.positions_stride = SparseBench::width;
+                 op.counts = counts.data();
+                 op.most_tokens = count;
+                 op.partial = partial.data();
+                 op.read = read.data();
+                 must(ops::cuda::selected_attention(op, {stream, multiprocessors, dependent}));
+             });
+         });
     const int pools = context / 4;
     const OnDevice<__nv_bfloat16> query(check::as_bf16(check::normals(random, rows * 32u * 128)));
     const OnDevice<float> weights(check::normals(random, rows * 32u));
     OnDevice<float> scores(static_cast<std::size_t>(rows) * pools);
     OnDevice<std::uint32_t> chosen(static_cast<std::size_t>(rows) * SparseBench::width),
         chosen_counts(rows);
-    both("token selection" + at, rows, 256.0 * pools * rows, [&](bool dependent) {
-        return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
-            ops::cuda::TokenSelection op;
-            op.heads = 32;
-            op.topk = SparseBench::topk;
-            op.query = query.data();
-            op.query_stride = 32 * 128;
-            op.head_weight = weights.data();
-            op.head_weight_stride = 32;
-            op.pages = set.view;
-            op.batch = batch_of(call);
-            op.most_pools = pools;
-            op.scores = scores.data();
-            op.positions = chosen.data();
-            op.positions_stride = SparseBench::width;
-            op.counts = chosen_counts.data();
-            must(ops::cuda::select_tokens(op, {stream, multiprocessors, dependent}));
-        });
-    });
+    both("token selection" + at, rows, set.view.pooled_page_bytes / 16.0 * pools * rows,
+         [&](bool dependent) {
+             return microseconds(std::max(20, set.copies), [&](cudaStream_t stream, int call) {
+                 ops::cuda::TokenSelection op;
+                 op.heads = 32;
+                 op.topk = SparseBench::topk;
+                 op.query = query.data();
+                 op.query_stride = 32 * 128;
+                 op.head_weight = weights.data();
+                 op.head_weight_stride = 32;
+                 op.pages = set.view;
+                 op.batch = batch_of(call);
+                 op.most_pools = pools;
+                 op.scores = scores.data();
+                 op.positions = chosen.data();
+                 op.positions_stride = SparseBench::width;
+                 op.counts = chosen_counts.data();
+                 must(ops::cuda::select_tokens(op, {stream, multiprocessors, dependent}));
+             });
+         });
 }
 
 void bench_turn(int rows) {
@@ -446,10 +460,12 @@ int main(int argc, char** argv) {
         bench_kda(8, 8, 0);
     }
     if (wanted("sparse")) {
-        for (int context : {2048, 8192, 131072, 524288})
-            bench_sparse(1, context);
-        bench_sparse(8, 8192);
-        bench_sparse(64, 8192);
+        for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+            for (int context : {2048, 8192, 131072, 524288})
+                bench_sparse(1, context, dtype);
+            bench_sparse(8, 8192, dtype);
+            bench_sparse(64, 8192, dtype);
+        }
     }
     if (wanted("mhc turn")) {
         for (int rows : {1, 8, 64}) {

@@ -53,6 +53,17 @@ __global__ void fill_bytes(std::uint8_t* out, std::size_t count) {
     }
 }
 
+// Pages of fp8 rows: any codes but NaN's, and scales of 2^-7 behind each share's `values` of them.
+__global__ void fill_rows(std::uint8_t* out, std::size_t count, std::size_t share,
+                          std::size_t values) {
+    const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+    for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
+         i += stride) {
+        const auto byte = static_cast<std::uint8_t>(mixed(static_cast<std::uint32_t>(i)) >> 11);
+        out[i] = i % share >= values ? 120 : (byte & 0x7f) == 0x7f ? 0x38 : byte;
+    }
+}
+
 void fill(void* data, std::size_t count, float scale, std::uint32_t seed) {
     fill_bf16<<<1024, 256>>>(static_cast<__nv_bfloat16*>(data), count, scale, seed);
     require(cudaDeviceSynchronize(), "filling");
@@ -162,42 +173,74 @@ struct Case {
     WeightFormat experts;
     std::size_t layers, shards;
     std::vector<std::pair<int, int>> points;  // rows, context
+    // Types of the caches, one after the other over the same weights.
+    std::vector<DType> kv_dtypes = {DType::bf16};
 };
 
 double ceiling = 0;
+
+void fill_caches(const cache::CacheStore& caches, std::size_t pages) {
+    const cache::CacheShape& shape = caches.shape();
+    if (shape.sparse_layers == 0) return;
+    // The first layer's arenas hold every layer's pages.
+    const ops::LatentPages& first = caches.views().latent[0];
+    const std::size_t latents = pages * first.latent_page_bytes;
+    const std::size_t keys = pages * first.pooled_page_bytes;
+    if (shape.kv_dtype == DType::bf16) {
+        fill(first.latents, latents / 2, 1.0f, 3);
+        fill(first.pooled, keys / 2, 1.0f, 4);
+        return;
+    }
+    fill_rows<<<1024, 256>>>(static_cast<std::uint8_t*>(first.latents), latents,
+                             shape.latent_page_bytes(), ops::page_tokens * shape.latent);
+    fill_rows<<<1024, 256>>>(static_cast<std::uint8_t*>(first.pooled), keys,
+                             shape.pooled_page_bytes(),
+                             ops::page_tokens / shape.index_pool * shape.index_dim);
+    require(cudaDeviceSynchronize(), "filling");
+}
+
+// What a step reads of weights, in bytes.
+struct WeightBytes {
+    double trunk = 0, expert = 0;
+};
+
+void bench_points(const Case& one, const model::ModelConfig& config, ops::Backend& backend,
+                  model::Network& network, WeightBytes weights, DType kv_dtype);
 
 void bench_case(const Case& one) {
     const auto start = std::chrono::steady_clock::now();
     const model::ModelConfig config = full_config(one.layers, one.shards);
     auto backend = must(ops::make_cuda_backend({}));
     std::unique_ptr<model::Network> network;
-    double trunk_bytes = 0, expert_bytes = 0;
+    WeightBytes bytes;
     {
         DeviceWeights weights(one.experts);
         model::NetworkOptions options;
         options.max_rows = 64;
         options.max_logit_rows = 64;
         network = must(model::Network::load(config, weights, *backend, options));
-        trunk_bytes = weights.trunk_bytes;
-        expert_bytes = weights.expert_bytes;
-    }
-    const cache::CacheShape shape = cache::CacheShape::of(config, DType::bf16);
-    const auto pages = static_cast<std::uint32_t>((std::size_t{8} << 30) / shape.page_bytes());
-    auto caches = must(cache::CacheStore::create(shape, pages, 64, *backend));
-    for (std::uint32_t slot = 0; slot < 64; ++slot)
-        caches->clear_slot(RequestSlot(slot));
-    if (!caches->views().latent.empty()) {
-        // The first layer's arenas hold every layer's pages.
-        const ops::LatentPages& first = caches->views().latent[0];
-        fill(first.latents, pages * first.latent_page_bytes / 2, 1.0f, 3);
-        fill(first.pooled, pages * first.pooled_page_bytes / 2, 1.0f, 4);
+        bytes = {weights.trunk_bytes, weights.expert_bytes};
     }
     std::size_t free_bytes = 0, total_bytes = 0;
     require(cudaMemGetInfo(&free_bytes, &total_bytes), "memory");
-    std::printf("%s: %zu layers, loaded in %.1f s, %.1f GiB of %.1f used, %u pages\n", one.name,
-                one.layers,
+    std::printf("%s: %zu layers, loaded in %.1f s, %.1f GiB of %.1f used\n", one.name, one.layers,
                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-                (total_bytes - free_bytes) / 0x1p30, total_bytes / 0x1p30, pages);
+                (total_bytes - free_bytes) / 0x1p30, total_bytes / 0x1p30);
+    for (const DType kv_dtype : one.kv_dtypes)
+        bench_points(one, config, *backend, *network, bytes, kv_dtype);
+}
+
+void bench_points(const Case& one, const model::ModelConfig& config, ops::Backend& backend,
+                  model::Network& network, WeightBytes weights, DType kv_dtype) {
+    const cache::CacheShape shape = cache::CacheShape::of(config, kv_dtype);
+    const auto pages = static_cast<std::uint32_t>((std::size_t{8} << 30) / shape.page_bytes());
+    auto caches = must(cache::CacheStore::create(shape, pages, 64, backend));
+    for (std::uint32_t slot = 0; slot < 64; ++slot)
+        caches->clear_slot(RequestSlot(slot));
+    fill_caches(*caches, pages);
+    const std::string cached(cache::name_of_kv_dtype(kv_dtype));
+    std::printf("  caches in %s: %u pages of %zu bytes a token\n", cached.c_str(), pages,
+                static_cast<std::size_t>(shape.bytes_per_token()));
 
     for (const auto& [rows, context] : one.points) {
         const std::uint32_t pages_each = cache::pages_for(static_cast<std::uint64_t>(context) + 64);
@@ -231,7 +274,7 @@ void bench_case(const Case& one) {
             batch.tokens = tokens;
             batch.logit_rows = logit_rows;
             const auto begin = std::chrono::steady_clock::now();
-            must(network->forward(batch, caches->views()));
+            must(network.forward(batch, caches->views()));
             const double us =
                 std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
                     .count();
@@ -239,20 +282,22 @@ void bench_case(const Case& one) {
         }
         std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
         const double median = times[times.size() / 2];
-        const auto facts = must(ops::cuda_step_facts(*backend));
+        const auto facts = must(ops::cuda_step_facts(backend));
         double touched = 0;
         for (const std::int32_t layer : facts.touched_experts)
             touched += layer;
         const double per_sequence =
             8.0 * static_cast<double>(shape.kda_layers * shape.state_floats()) +
             static_cast<double>(shape.sparse_layers) *
-                (std::min(context, 2051) * 1024.0 + (context > 2051 ? context / 4 * 256.0 : 0.0));
-        const double bytes = trunk_bytes + touched * expert_bytes + rows * per_sequence;
+                (std::min(context, 2051) * (shape.latent_page_bytes() / 64.0) +
+                 (context > 2051 ? context * (shape.pooled_page_bytes() / 64.0) : 0.0));
+        const double bytes = weights.trunk + touched * weights.expert + rows * per_sequence;
         const double floor = bytes / ceiling / 1e3;
         std::printf(
-            "  %-22s rows %3d context %7d  %8.1f MB  floor %8.1f us  step %8.1f us  "
+            "  %-22s %s rows %3d context %7d  %8.1f MB  floor %8.1f us  step %8.1f us  "
             "%5.1f %%  %.1f experts a layer, %zu kernels, %.1f us a layer\n",
-            one.name, rows, context, bytes / 1e6, floor, median, 100 * floor / median,
+            one.name, cached.c_str(), rows, context, bytes / 1e6, floor, median,
+            100 * floor / median,
             touched / static_cast<double>(std::max<std::size_t>(1, facts.touched_experts.size())),
             facts.recorded_kernels, median / static_cast<double>(one.layers));
         std::fflush(stdout);
@@ -270,7 +315,7 @@ int main(int argc, char** argv) {
                                                   {64, 8192}, {1, 131072}, {1, 524288}};
     const std::vector<std::pair<int, int>> few = {{1, 2048}, {8, 8192}};
     const Case cases[] = {
-        {"w4a16", WeightFormat::w4a16, 32, 1, all},
+        {"w4a16", WeightFormat::w4a16, 32, 1, all, {DType::bf16, DType::f8_e4m3}},
         {"w4a16 tp2 shard", WeightFormat::w4a16, 32, 2, few},
         {"fp8", WeightFormat::fp8_block, 15, 1, few},
         {"nvfp4", WeightFormat::nvfp4, 24, 1, few},

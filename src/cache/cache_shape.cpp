@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ops/cache_views.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::cache {
 
@@ -38,11 +39,11 @@ CacheShape CacheShape::of(const model::ModelConfig& config, DType kv_dtype,
 }
 
 Bytes CacheShape::latent_page_bytes() const {
-    return ops::page_tokens * latent * size_of(kv_dtype);
+    return ops::stored_rows_bytes(kv_dtype, ops::page_tokens, latent);
 }
 
 Bytes CacheShape::pooled_page_bytes() const {
-    return ops::page_tokens / index_pool * index_dim * size_of(kv_dtype);
+    return ops::stored_rows_bytes(kv_dtype, ops::page_tokens / index_pool, index_dim);
 }
 
 std::size_t CacheShape::state_floats() const {
@@ -83,20 +84,27 @@ Result<DType> kv_dtype_of(std::string_view name, ops::Arithmetic arithmetic) {
     if (name == "auto") {
         return fp32 ? DType::f32 : DType::bf16;
     }
-    if (name == "fp8") {
-        return Error(ErrorCode::unsupported,
-                     "this build keeps latents in bf16; leave out --kv-dtype fp8");
-    }
-    if (name != "bf16" && name != "f32") {
+    if (name != "bf16" && name != "fp8" && name != "f32") {
         return Error(ErrorCode::invalid_argument,
                      "--kv-dtype " + std::string(name) + " is unknown; use auto, bf16 or fp8");
     }
     if ((name == "f32") != fp32) {
         return Error(ErrorCode::unsupported,
-                     fp32 ? "fp32 arithmetic caches f32; leave out --kv-dtype bf16"
+                     fp32 ? "fp32 arithmetic caches f32; leave out --kv-dtype " + std::string(name)
                           : "f32 latents belong to fp32 arithmetic; leave out --kv-dtype f32");
     }
-    return fp32 ? DType::f32 : DType::bf16;
+    return fp32 ? DType::f32 : name == "fp8" ? DType::f8_e4m3 : DType::bf16;
+}
+
+std::string_view name_of_kv_dtype(DType dtype) {
+    switch (dtype) {
+        case DType::f32:
+            return "f32";
+        case DType::f8_e4m3:
+            return "fp8";
+        default:
+            return "bf16";
+    }
 }
 
 }  // namespace percheron::cache

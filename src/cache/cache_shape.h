@@ -65,9 +65,12 @@ constexpr std::uint32_t pages_for(std::uint64_t tokens) {
     return static_cast<std::uint32_t>((tokens + ops::page_tokens - 1) / ops::page_tokens);
 }
 
-// `--kv-dtype`: "auto" is bf16, or f32 under fp32 arithmetic; a name is that type or an error.
-// Errors: invalid_argument (no such name), unsupported (fp8; bf16 under fp32 arithmetic, f32 under
-// standard).
+// `--kv-dtype`, of latents and pooled index keys: "auto" is bf16, or f32 under fp32 arithmetic; a
+// name is that type or an error.  fp8 is f8_e4m3 with a scale a row (ops/stored_rows.h).
+// Errors: invalid_argument (no such name), unsupported (bf16 and fp8 under fp32 arithmetic, f32
+// under standard).
 Result<DType> kv_dtype_of(std::string_view name, ops::Arithmetic arithmetic);
+// The name of such a type, as the flag has it.
+std::string_view name_of_kv_dtype(DType dtype);
 
 }  // namespace percheron::cache

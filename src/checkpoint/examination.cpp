@@ -135,10 +135,11 @@ bool any_below(const ShardSet& shards, std::string_view prefix) {
 }
 
 // Tensors some converters keep that say nothing new: copies of the embedding and head in the MTP
-// layer, rotary tables of an architecture without rotation, scales of a quantised cache.
+// layer, rotary tables of an architecture without rotation, scales of a quantised cache (an fp8
+// cache here gives every row its own).
 bool known_but_unused(std::string_view canonical) {
-    for (const std::string_view suffix :
-         {"shared_head.head.weight", "rotary_emb.inv_freq", ".k_scale", ".v_scale"}) {
+    for (const std::string_view suffix : {"shared_head.head.weight", "rotary_emb.inv_freq",
+                                          ".k_scale", ".v_scale", ".q_scale", ".kv_scale"}) {
         if (canonical.ends_with(suffix)) return true;
     }
     return canonical.starts_with(text_prefix) && canonical.ends_with(".embed_tokens.weight");

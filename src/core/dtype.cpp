@@ -1,5 +1,6 @@
 #include "core/dtype.h"
 
+#include <bit>
 #include <cmath>
 
 namespace percheron {
@@ -50,15 +51,18 @@ Float8E4M3::Float8E4M3(float value) {
         bits = sign | 0x7e;
         return;
     }
-    // Below 2^-6 the grid is uniform with step 2^-9; above, three mantissa bits.
-    int exponent = 0;
-    std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, m in [0.5, 1)
-    exponent = std::max(exponent - 1, -6);
-    const float step = std::ldexp(1.0f, exponent - 3);
-    const auto units = static_cast<int>(std::nearbyint(magnitude / step));  // 0..16
-    // units counts steps of this binade; 16 carries into the next one, which the sum below does.
-    const int code = units < 8 ? units : (exponent + 7) * 8 + (units - 8);
-    bits = sign | static_cast<std::uint8_t>(code);
+    const auto word = std::bit_cast<std::uint32_t>(magnitude);
+    if (magnitude < 0x1p-6f) {
+        // The grid is uniform with step 2^-9, which is the last place of 2^14.
+        constexpr float last_place = 0x1p14f;
+        bits =
+            sign | static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(magnitude + last_place) -
+                                             std::bit_cast<std::uint32_t>(last_place));
+        return;
+    }
+    // Three mantissa bits stay of 23; a carry runs into the exponent, whose bias becomes 7.
+    const std::uint32_t rounded = word + 0x7ffffu + ((word >> 20) & 1u);
+    bits = sign | static_cast<std::uint8_t>((rounded >> 20) - (120u << 3));
 }
 
 }  // namespace percheron

@@ -54,6 +54,7 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
     description.context_tokens = options.context_tokens;
     description.kv_tokens = std::uint64_t{options.scheduler.pages} * ops::page_tokens;
     description.page_tokens = ops::page_tokens;
+    description.kv_dtype = cache::name_of_kv_dtype(options.kv_dtype);
     description.max_running = options.scheduler.max_running;
     description.stop_tokens = options.stop_tokens;
     description.grammars = true;

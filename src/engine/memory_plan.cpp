@@ -17,6 +17,11 @@ Bytes floor_of(const MachineMemory& machine) {
     return std::max<Bytes>(256 * mebibyte, machine.total / 32);
 }
 
+// Behind the name of a row whose size hangs on it.
+std::string in_type(DType dtype) {
+    return ", " + std::string(cache::name_of_kv_dtype(dtype));
+}
+
 // The sampler's tables and one count of tokens a running request with penalties.
 Bytes sampling_bytes(std::size_t vocabulary, std::uint32_t max_running) {
     return vocabulary * (sizeof(double) + 2 * 16 + 1) + max_running * vocabulary * 4;
@@ -170,8 +175,10 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         {"stage working space", needs.network.stages},
         {"logits", needs.network.logits},
         {"sampling", sampling_bytes(needs.vocabulary, plan.max_running)},
-        {"latent pages", plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
-        {"pooled index keys", plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
+        {"latent pages" + in_type(caches.kv_dtype),
+         plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
+        {"pooled index keys" + in_type(caches.kv_dtype),
+         plan.pages * caches.sparse_layers * caches.pooled_page_bytes()},
         {"request slots (KDA state, conv rows, tails)",
          slots_total - plan.max_running * (needs.draft_slot_share + draft_slot_context)},
     };
@@ -180,8 +187,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
                                               plan.checkpoints * needs.draft_pages_a_checkpoint
                                         : plan.pages;
         plan.rows.push_back({"drafting: the drafter, taps and logits", needs.drafter});
-        plan.rows.push_back(
-            {"drafting: the drafter's context", plan.draft_pages * needs.draft_page});
+        plan.rows.push_back({"drafting: the drafter's context" + in_type(needs.draft_dtype),
+                             plan.draft_pages * needs.draft_page});
     }
     if (needs.draft_slot_share > 0) {
         plan.rows.push_back(

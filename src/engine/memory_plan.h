@@ -36,6 +36,7 @@ struct MemoryNeeds {
     // the pool has one of the drafter's beside it.
     Bytes drafter = 0;
     Bytes draft_page = 0;
+    DType draft_dtype = DType::bf16;  // of its keys and values
     std::uint32_t draft_pages_a_slot = 0;
     std::uint32_t draft_pages_a_checkpoint = 0;
     std::size_t vocabulary = 0;

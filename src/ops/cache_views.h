@@ -36,7 +36,8 @@ constexpr std::size_t kda_kept_row(std::size_t heads, std::size_t dim) {
 // Sparse-attention layer (the MTP layer's included).
 //
 //   latents [page][64][latent]                  latent_dtype: bf16, f32 (fp32 arithmetic), f8_e4m3
-//   pooled  [page][64 / pool][index dim]        pooled_dtype: bf16 or f32
+//   pooled  [page][64 / pool][index dim]        pooled_dtype: as latent_dtype
+//     of f8_e4m3 with the rows' scales behind the values (stored_rows.h)
 //   tails   [slot][position % tail_ring][2][index dim]   fp32: index key, pooling gate logit
 //
 // A pool's key is written when its last token is computed and never read before the query's

@@ -10,8 +10,8 @@
 // token.
 //
 // Shapes:   key, gate [rows of the batch, index dim]; ape [pool][index dim].
-// Numerics: fp32 in both arithmetics, j ascending; the pooled key is stored in pooled_dtype
-//           (rounded to nearest even).
+// Numerics: fp32 in both arithmetics, j ascending; the pooled key is stored in pooled_dtype as
+//           stored_rows.h says.
 // Effects:  writes pooled(P) of every pool completed by a row of the batch at
 //           [page of its tokens][P % (64 / pool)], then stores key and gate of each sequence's last
 //           min(rows, tail_ring) rows in the ring.

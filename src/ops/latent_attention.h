@@ -19,8 +19,8 @@
 // value_dim];
 //           latents to store [R, latent]; positions and counts as select_tokens leaves them.
 // Numerics: `standard` rounds to bf16 what enters a product: q_h, absorbed_h, read_h.  Latents are
-//           read as stored (latent_dtype).  Scores, softmax and sums are fp32 (an oracle may sum
-//           wider).  A row's bits depend on its own sequence and selection alone.
+//           read as stored (latent_dtype, stored_rows.h).  Scores, softmax and sums are fp32 (an
+//           oracle may sum wider).  A row's bits depend on its own sequence and selection alone.
 // Effects:  store_latents writes the pages; the others their output.  Nothing overlaps.
 #pragma once
 

@@ -163,6 +163,7 @@ asio::awaitable<void> serve_status(RouteCall& call) {
                                  {"reprefill_pending", status.reprefill_pending},
                                  {"kv_tokens_free", status.kv_tokens_free},
                                  {"kv_tokens_total", status.kv_tokens_total},
+                                 {"kv_dtype", state.engine->description().kv_dtype},
                                  {"checkpoints", status.checkpoints},
                                  {"prefill_tok_s", rounded(status.prefill_tokens_per_second)},
                                  {"decode_tok_s", rounded(status.decode_tokens_per_second)},

@@ -103,7 +103,8 @@ class TextRunner final : public AgreementRunner {
         PERCHERON_ASSIGN(trunk_, model::Network::load(config, *source_->weights, *backend_, rows));
         PERCHERON_ASSIGN(layer_,
                          model::MtpLayer::load(*trunk_, *source_->weights, *backend_, rows));
-        PERCHERON_ASSIGN(const DType kv_dtype, cache::kv_dtype_of("auto", options.load.arithmetic));
+        PERCHERON_ASSIGN(const DType kv_dtype,
+                         cache::kv_dtype_of(options.load.kv_dtype, options.load.arithmetic));
         const std::uint32_t pages = cache::pages_for(options.tokens);
         PERCHERON_ASSIGN(caches_,
                          cache::CacheStore::create(cache::CacheShape::of(config, kv_dtype, 0, true),

@@ -15,7 +15,7 @@ struct DraftWish {
     std::string proposer = "auto";             // auto, off, mtp, dflash2, copy
     std::optional<std::uint32_t> depth = {};   // drafts of a round; absent: decided while running
     std::filesystem::path model = {};          // the drafter's folder, of dflash2
-    std::string cache = "auto";                // type of its context: auto (the model's), bf16, fp8
+    std::string cache = "auto";                // type of its context: auto (--kv-dtype), bf16, fp8
     std::optional<std::uint32_t> window = {};  // of its layers that see everything
 };
 

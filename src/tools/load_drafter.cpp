@@ -26,7 +26,7 @@ model::Dflash2Options options_for(const model::NetworkOptions& trunk) {
 
 Result<DrafterFolder> open_drafter(const DraftWish& wish, const model::ModelConfig& config,
                                    const draft::DraftOptions& drafting, ops::Arithmetic arithmetic,
-                                   const ops::Backend& backend) {
+                                   DType kv_dtype, const ops::Backend& backend) {
     const auto wrong = [](std::string message) {
         return Error(ErrorCode::invalid_argument, std::move(message));
     };
@@ -61,7 +61,10 @@ Result<DrafterFolder> open_drafter(const DraftWish& wish, const model::ModelConf
         }
     }
     const bool fp32 = arithmetic == ops::Arithmetic::fp32;
-    drafter.cache = wish.cache == "fp8" ? DType::f8_e4m3 : fp32 ? DType::f32 : DType::bf16;
+    drafter.cache = wish.cache == "auto"  ? kv_dtype
+                    : wish.cache == "fp8" ? DType::f8_e4m3
+                    : fp32                ? DType::f32
+                                          : DType::bf16;
     for (const std::string& name : drafter.files->left_over()) {
         log_warning(wish.model.string() + ": tensor " + name + " is not used");
     }
@@ -74,6 +77,7 @@ void add_needs(const DrafterFolder& drafter, const ops::Backend& backend,
     needs.drafter = drafter.files->mapped_bytes() +
                     model::Dflash2::memory(drafter.config, backend, trunk, options_for(trunk));
     needs.draft_page = shape.page_bytes();
+    needs.draft_dtype = shape.dtype;
     needs.draft_pages_a_slot = shape.pages_a_slot();
     needs.draft_pages_a_checkpoint = std::min(shape.pages_a_slot(), pages_between_checkpoints);
     if (shape.window == 0 && shape.page_bytes() > needs.caches.page_bytes()) {
@@ -81,7 +85,8 @@ void add_needs(const DrafterFolder& drafter, const ops::Backend& backend,
                     std::to_string(shape.page_bytes() / ops::page_tokens) +
                     " bytes a token, the model's own caches " +
                     std::to_string(needs.caches.bytes_per_token()) +
-                    "; --draft-cache fp8 halves it, --draft-window N bounds it");
+                    (shape.dtype == DType::f8_e4m3 ? "; " : "; --draft-cache fp8 halves it, ") +
+                    "--draft-window N bounds it");
     }
 }
 

@@ -19,14 +19,14 @@ namespace percheron::tools {
 struct DrafterFolder {
     std::shared_ptr<checkpoint::Drafter> files;
     model::Dflash2Config config;  // with the window that was wished for
-    DType cache = DType::bf16;    // of its context
+    DType cache = DType::bf16;    // of its context: `kv_dtype`, unless one was wished for
 };
 
 // Errors: of the folder (named); invalid_argument (a drafter of another model, a depth beyond its
 // block, a window for layers that have one); unsupported (a backend without the stages).
 Result<DrafterFolder> open_drafter(const DraftWish& wish, const model::ModelConfig& config,
                                    const draft::DraftOptions& drafting, ops::Arithmetic arithmetic,
-                                   const ops::Backend& backend);
+                                   DType kv_dtype, const ops::Backend& backend);
 
 void add_needs(const DrafterFolder& drafter, const ops::Backend& backend,
                const model::NetworkOptions& trunk, engine::MemoryNeeds& needs);

@@ -147,7 +147,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     std::optional<DrafterFolder> drafter;
     if (drafting.dflash2) {
         PERCHERON_ASSIGN(drafter, open_drafter(options.draft, config, drafting, options.arithmetic,
-                                               *parts.backend));
+                                               kv_dtype, *parts.backend));
     }
     // All of a few streams draft as deep as they like; many share what there is.
     constexpr std::uint32_t deep_streams = 8;

@@ -1,6 +1,7 @@
 #include "cache/cache_store.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <random>
@@ -11,6 +12,7 @@
 
 #include "cache/fake_backend.h"
 #include "cache/pools.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::cache {
 namespace {
@@ -38,7 +40,7 @@ TEST(CacheStore, NoTwoPartsShareAByte) {
     std::mt19937 random(3);
     for (int repeat = 0; repeat < 50; ++repeat) {
         const model::ModelConfig config = random_config(random);
-        const DType dtype = random() % 2 == 0 ? DType::bf16 : DType::f32;
+        const DType dtype = std::array{DType::bf16, DType::f32, DType::f8_e4m3}[random() % 3];
         const CacheShape shape = CacheShape::of(config, dtype, random() % 20);
         const std::uint32_t pages = 1 + random() % 5;
         const std::uint32_t slots = 1 + random() % 4;
@@ -53,9 +55,10 @@ TEST(CacheStore, NoTwoPartsShareAByte) {
         for (const ops::LatentPages& view : store->views().latent) {
             for (std::uint32_t page = 0; page < pages; ++page) {
                 add(static_cast<std::byte*>(view.latents) + page * view.latent_page_bytes,
-                    64 * config.latent * size_of(view.latent_dtype));
+                    ops::stored_rows_bytes(view.latent_dtype, 64, config.latent));
                 add(static_cast<std::byte*>(view.pooled) + page * view.pooled_page_bytes,
-                    64 / config.index_pool * config.index_dim * size_of(view.pooled_dtype));
+                    ops::stored_rows_bytes(view.pooled_dtype, 64 / config.index_pool,
+                                           config.index_dim));
             }
             for (std::uint32_t slot = 0; slot < slots; ++slot) {
                 add(view.tails + slot * view.tail_stride,
@@ -229,7 +232,12 @@ TEST(KvDtype, IsHonouredOrRefused) {
     EXPECT_EQ(kv_dtype_of("bf16", standard).value(), DType::bf16);
     EXPECT_EQ(kv_dtype_of("auto", fp32).value(), DType::f32);
     EXPECT_EQ(kv_dtype_of("f32", fp32).value(), DType::f32);
-    EXPECT_EQ(kv_dtype_of("fp8", standard).error().code(), ErrorCode::unsupported);
+    EXPECT_EQ(kv_dtype_of("fp8", standard).value(), DType::f8_e4m3);
+    EXPECT_EQ(kv_dtype_of("fp8", fp32).error().code(), ErrorCode::unsupported);
+    for (const char* const name : {"bf16", "fp8"}) {
+        EXPECT_EQ(name_of_kv_dtype(kv_dtype_of(name, standard).value()), name);
+    }
+    EXPECT_EQ(name_of_kv_dtype(DType::f32), "f32");
     EXPECT_EQ(kv_dtype_of("bf16", fp32).error().code(), ErrorCode::unsupported);
     EXPECT_EQ(kv_dtype_of("f32", standard).error().code(), ErrorCode::unsupported);
     EXPECT_EQ(kv_dtype_of("int3", standard).error().code(), ErrorCode::invalid_argument);

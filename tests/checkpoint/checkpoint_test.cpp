@@ -84,6 +84,10 @@ TEST(Checkpoint, KnownLeftoversAreNotUnclassified) {
     small.tensors[layer_prefix(3) + "shared_head.head.weight"] = random_bf16(random, {40, 16});
     small.tensors[layer_prefix(3) + "embed_tokens.weight"] = random_bf16(random, {40, 16});
     small.tensors[layer_prefix(1) + "self_attn.rotary_emb.inv_freq"] = random_f32(random, {4});
+    for (const char* const name : {"k_scale", "v_scale", "q_scale", "kv_scale", "attn.k_scale",
+                                   "kv_b_proj.k_scale", "kv_b_proj.v_scale"}) {
+        small.tensors[layer_prefix(1) + "self_attn." + name] = random_f32(random, {1});
+    }
     EXPECT_EQ(refusal(small), "");
 }
 

@@ -57,5 +57,34 @@ TEST(Float8E4M3, RoundsToTheNearestCode) {
     }
 }
 
+// Every float that lies between two codes, or next to such a middle, goes the right way; the middle
+// itself to the even code.
+TEST(Float8E4M3, TiesGoToTheEvenCode) {
+    for (int code = 0; code < 0x7e; ++code) {
+        const auto value = [](int bits) {
+            return static_cast<float>(Float8E4M3::from_bits(static_cast<std::uint8_t>(bits)));
+        };
+        const float middle = (value(code) + value(code + 1)) / 2;
+        for (const int sign : {0, 0x80}) {
+            const auto rounded = [sign](float x) {
+                return Float8E4M3(sign == 0 ? x : -x).bits - sign;
+            };
+            EXPECT_EQ(rounded(middle), code + code % 2) << middle;
+            EXPECT_EQ(rounded(std::nextafter(middle, 0.0f)), code) << middle;
+            EXPECT_EQ(rounded(std::nextafter(middle, 500.0f)), code + 1) << middle;
+        }
+    }
+}
+
+TEST(Float8E4M3, EndsOfTheRange) {
+    EXPECT_EQ(Float8E4M3(449.0f).bits, 0x7e);
+    EXPECT_EQ(Float8E4M3(-1e30f).bits, 0xfe);
+    EXPECT_EQ(Float8E4M3(INFINITY).bits, 0x7e);
+    EXPECT_EQ(Float8E4M3(0.0f).bits, 0);
+    EXPECT_EQ(Float8E4M3(-0.0f).bits, 0x80);
+    EXPECT_EQ(Float8E4M3(0x1p-149f).bits, 0);
+    EXPECT_EQ(Float8E4M3(std::nanf("")).bits & 0x7f, 0x7f);
+}
+
 }  // namespace
 }  // namespace percheron

@@ -87,6 +87,18 @@ class Examples(unittest.TestCase):
         drafted, accepted = reply["usage"]["draft"]["drafted"], reply["usage"]["draft"]["accepted"]
         self.assertEqual(drafted * 2, accepted * 3)
 
+    def test_command_of_the_fp8_caches_tells_their_type(self):
+        text = (ROOT / "docs" / "CHECKPOINTS.md").read_text(encoding="utf-8")
+        [flags] = re.findall(r"^    percheron serve (.*--kv-dtype.*)$", text, re.MULTILINE)
+        server = ReplayServer(None, flags=flags.split())
+        self.addCleanup(server.stop)
+        self.assertIn("kv_dtype=fp8", server.ready)
+        self.assertEqual(server.status()["kv_dtype"], "fp8")
+        self.assertIn("latent pages, fp8", server.log())
+        plain = self.serve(None)
+        self.assertEqual(plain.status()["kv_dtype"], "bf16")
+        self.assertRegex(" ".join(plain.ready), r"^ready \S+ model=nano context=\d+ kv_tokens=\d+ seconds=[\d.]+$")
+
     def test_what_the_documents_name_exists(self):
         """Links, and paths of the tree in backticks."""
         tree = re.compile(

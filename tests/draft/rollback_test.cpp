@@ -21,6 +21,7 @@
 #include "model/mtp_layer.h"
 #include "ops/cpu/cpu_backend.h"
 #include "ops/reference/reference_backend.h"
+#include "ops/stored_rows.h"
 #include "support/random_model.h"
 
 namespace percheron::draft {
@@ -33,6 +34,7 @@ constexpr std::uint32_t pages_each = 4;
 struct Computer {
     const char* backend;
     ops::Arithmetic arithmetic;
+    DType kv_dtype;
 };
 
 std::unique_ptr<ops::Backend> backend_of(const Computer& computer) {
@@ -96,7 +98,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             drafter.context_limit = 4096;
         }
         trunk_ = model::Network::load(config_, weights_, *backend_, options).value();
-        kv_dtype_ = GetParam().arithmetic == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
+        kv_dtype_ = GetParam().kv_dtype;
         options_ = options;
     }
 
@@ -314,22 +316,26 @@ class RollbackTest : public testing::TestWithParam<Computer> {
             }
         }
         for (const ops::LatentPages& sparse : machine.store->views().latent) {
-            const std::size_t latent = config_.latent * size_of(sparse.latent_dtype);
-            const std::size_t key = config_.index_dim * size_of(sparse.pooled_dtype);
             const auto page = [&](void* memory, std::size_t stride, Position p) {
                 return static_cast<std::byte*>(memory) +
                        to_int(line.pages[p / ops::page_tokens]) * stride;
             };
+            const auto add_row = [&](const ops::StoredRow& row, std::size_t values) {
+                add(row.values, values * size_of(kv_dtype_));
+                if (row.scale != nullptr) add(row.scale, 1);
+            };
             for (Position p = 0; p < line.end; ++p) {
-                add(page(sparse.latents, sparse.latent_page_bytes, p) +
-                        p % ops::page_tokens * latent,
-                    latent);
+                add_row(
+                    ops::stored_row(page(sparse.latents, sparse.latent_page_bytes, p), kv_dtype_,
+                                    ops::page_tokens, config_.latent, p % ops::page_tokens),
+                    config_.latent);
             }
             const auto pool = static_cast<Position>(config_.index_pool);
             for (Position p = 0; p + pool <= line.end; p += pool) {
-                add(page(sparse.pooled, sparse.pooled_page_bytes, p) +
-                        p % ops::page_tokens / pool * key,
-                    key);
+                add_row(ops::stored_row(page(sparse.pooled, sparse.pooled_page_bytes, p), kv_dtype_,
+                                        ops::page_tokens / pool, config_.index_dim,
+                                        p % ops::page_tokens / pool),
+                        config_.index_dim);
             }
             for (Position p = line.end / pool * pool; p < line.end; ++p) {
                 add(sparse.tails + slot * sparse.tail_stride +
@@ -370,7 +376,7 @@ class RollbackTest : public testing::TestWithParam<Computer> {
 
 TEST_P(RollbackTest, CachesAreThoseOfSerialDecodingAfterAnyPattern) {
     const bool oracle = GetParam().backend == std::string("reference");
-    const int trials = oracle ? 3 : GetParam().arithmetic == ops::Arithmetic::fp32 ? 10 : 50;
+    const int trials = oracle ? 3 : kv_dtype_ == DType::bf16 ? 50 : 10;
     // Prompts that end around pools, pages and the first position that can drop something.
     const std::vector<std::array<std::uint32_t, slots>> prompts = {
         {1, 2, 3},      {4, 17, 20},  {60, 63, 64}, {65, 66, 67},
@@ -461,12 +467,16 @@ TEST_P(RollbackTest, FromACheckpointTheSameIsDrafted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Computers, RollbackTest,
-                         testing::Values(Computer{"cpu", ops::Arithmetic::standard},
-                                         Computer{"cpu", ops::Arithmetic::fp32},
-                                         Computer{"reference", ops::Arithmetic::standard}),
+                         testing::Values(Computer{"cpu", ops::Arithmetic::standard, DType::bf16},
+                                         Computer{"cpu", ops::Arithmetic::standard, DType::f8_e4m3},
+                                         Computer{"cpu", ops::Arithmetic::fp32, DType::f32},
+                                         Computer{"reference", ops::Arithmetic::standard,
+                                                  DType::bf16}),
                          [](const auto& info) {
                              return std::string(info.param.backend) +
-                                    (info.param.arithmetic == ops::Arithmetic::fp32 ? "Fp32" : "");
+                                    (info.param.kv_dtype == DType::f32       ? "Fp32"
+                                     : info.param.kv_dtype == DType::f8_e4m3 ? "Fp8Caches"
+                                                                             : "");
                          });
 
 }  // namespace

@@ -5,7 +5,8 @@
 // 98 % of the positions or more; greedy continuations equal as far as every gap exceeds 1e-2 x RMS;
 // the same pools wherever the golden threshold gap exceeds 1e-4.
 // Standard arithmetic: the top token agrees at 99 % of the positions with such a gap, and at 99 %
-// of all or all but three; differences are stated.
+// of all or all but three; differences are stated.  With fp8 caches at 98 %, for a value of theirs
+// is off by 2.6 %.
 #pragma once
 
 #include <cstddef>
@@ -71,6 +72,7 @@ struct GoldenFigures {
 struct GoldenOptions {
     std::size_t chunk = 512;  // prefill positions a step
     std::string only;         // a prompt's name; empty: all
+    std::string kv_dtype = "auto";
     std::function<void(const std::string& prompt, const GoldenFigures&)> progress;
 };
 
@@ -81,6 +83,7 @@ Result<GoldenFigures> check_golden(checkpoint::Checkpoint& checkpoint, ops::Back
                                    const GoldenFile& golden, const GoldenOptions& options);
 
 // What is short of the limits above, one sentence each; empty: nothing.
-std::vector<std::string> shortcomings(const GoldenFigures& figures, ops::Arithmetic arithmetic);
+std::vector<std::string> shortcomings(const GoldenFigures& figures, ops::Arithmetic arithmetic,
+                                      bool fp8_caches = false);
 
 }  // namespace percheron::tests

@@ -1,5 +1,5 @@
 // golden_check MODEL GOLDEN_DIR [--backend reference|cpu|cuda|cuda:N] [--arithmetic fp32|standard]
-//              [--only PROMPT]
+//              [--kv-dtype auto|bf16|fp8] [--only PROMPT]
 // Prints every figure; exits with 1 when one is short.
 #include <cstdio>
 #include <cstring>
@@ -17,6 +17,7 @@ namespace {
 struct Arguments {
     std::string model, golden, only;
     std::string backend = "cpu";
+    std::string kv_dtype = "auto";
     ops::Arithmetic arithmetic = ops::Arithmetic::fp32;
 };
 
@@ -34,6 +35,8 @@ bool parse(int argc, char** argv, Arguments& out) {
             out.backend = value;
         } else if (word == "--arithmetic" && (value == "fp32" || value == "standard")) {
             out.arithmetic = value == "fp32" ? ops::Arithmetic::fp32 : ops::Arithmetic::standard;
+        } else if (word == "--kv-dtype") {
+            out.kv_dtype = value;
         } else if (word == "--only") {
             out.only = value;
         } else {
@@ -63,6 +66,7 @@ Status run(const Arguments& arguments, bool& met) {
     PERCHERON_ASSIGN(const auto backend,
                      backend_of(arguments, checkpoint->config(), options.chunk));
     options.only = arguments.only;
+    options.kv_dtype = arguments.kv_dtype;
     options.progress = [](const std::string& prompt, const GoldenFigures& figures) {
         std::printf("%s: %s\n", prompt.c_str(), figures.to_string().c_str());
         std::fflush(stdout);
@@ -72,7 +76,7 @@ Status run(const Arguments& arguments, bool& met) {
     std::printf("all, %s, %s arithmetic: %s", std::string(backend->name()).c_str(),
                 arguments.arithmetic == ops::Arithmetic::fp32 ? "fp32" : "standard",
                 total.to_string().c_str());
-    auto sentences = shortcomings(total, arguments.arithmetic);
+    auto sentences = shortcomings(total, arguments.arithmetic, arguments.kv_dtype == "fp8");
     if (checkpoint->config().mtp_layers > 0 && backend->mtp() != nullptr) {
         PERCHERON_ASSIGN(const MtpFigures mtp,
                          check_mtp(*checkpoint, *backend, golden, MtpInput::trunk, 512));

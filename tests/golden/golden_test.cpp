@@ -1,5 +1,6 @@
 // Small random checkpoints and the embedded model against the Hugging Face implementation's
 // numbers.
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <tuple>
@@ -90,6 +91,34 @@ TEST_P(EmbeddedModel, AgreesOnTheCpu) {
     EXPECT_EQ(figures.logits.positions, 6u);
     EXPECT_GT(figures.pools.compared, 1000u);
     EXPECT_GT(figures.greedy.compared, 40u);
+}
+
+// fp8 caches against the same numbers, beside bf16 ones.  An e4m3 value is off by 2.6 % (root mean
+// square over a binade: 2^-4 / sqrt(3), of 1.4), as score and as value, in each of nano's two
+// sparse layers: 2.6 % sqrt(4) = 5 % of the RMS of the logits if nothing averaged out, and the
+// worst of 8192 of them four times that.
+TEST(EmbeddedModelInFp8, StaysNearTheGoldenNumbers) {
+    GoldenFigures figures[2];
+    for (const bool fp8 : {false, true}) {
+        auto checkpoint = checkpoint::Checkpoint::open(source / "models/nano");
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+        const auto golden = GoldenFile::open(source / "tests/data/nano_golden");
+        ASSERT_TRUE(golden.ok()) << golden.error().message();
+        GoldenOptions options;
+        options.chunk = 256;
+        options.kv_dtype = fp8 ? "fp8" : "bf16";
+        const auto backend = cpu_backend(ops::Arithmetic::standard);
+        const auto found = check_golden(**checkpoint, *backend, *golden, options);
+        ASSERT_TRUE(found.ok()) << found.error().message();
+        figures[fp8] = *found;
+        std::printf("%s caches: %s", options.kv_dtype.c_str(), found->to_string().c_str());
+    }
+    EXPECT_EQ(figures[1].positions, 70u + 300u + 340u);
+    EXPECT_EQ(figures[1].logits.positions, 6u);
+    EXPECT_NE(figures[1].logits.worst, figures[0].logits.worst);
+    EXPECT_LE(figures[1].logits.worst, figures[0].logits.worst + 0.2);
+    EXPECT_LE(figures[1].last_logits.worst, figures[0].last_logits.worst + 0.2);
+    EXPECT_TRUE(shortcomings(figures[1], ops::Arithmetic::standard, true).empty());
 }
 
 // Pictures: the tower's rows, then prompts with one and two pictures, one of them over the edge of

@@ -15,13 +15,14 @@
 namespace percheron::tests {
 namespace {
 
-class MtpLayerTest : public testing::TestWithParam<ops::Arithmetic> {
+class MtpLayerTest : public testing::TestWithParam<DType> {  // of the caches
   protected:
     MtpLayerTest() {
         config_.mtp_layers = 1;
         ops::CpuBackendOptions options;
         options.threads = 2;
-        options.arithmetic = GetParam();
+        options.arithmetic =
+            GetParam() == DType::f32 ? ops::Arithmetic::fp32 : ops::Arithmetic::standard;
         backend_ = ops::make_cpu_backend(options).value();
         network_options_.max_rows = 256;
         network_options_.max_logit_rows = 256;
@@ -43,7 +44,7 @@ class MtpLayerTest : public testing::TestWithParam<ops::Arithmetic> {
         HostCacheOptions options;
         options.slots = 2;
         options.tail_ring = 12;
-        options.kv_dtype = GetParam() == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
+        options.kv_dtype = GetParam();
         return HostCaches(config_, options);
     }
 
@@ -208,10 +209,12 @@ TEST_P(MtpLayerTest, NamesTheTensorThatIsMissingAndTheRowsThatDoNotFit) {
     EXPECT_FALSE(layer_->keep(batch, short_by_one, four, own.views().latent.back()).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Both, MtpLayerTest,
-                         testing::Values(ops::Arithmetic::standard, ops::Arithmetic::fp32),
+INSTANTIATE_TEST_SUITE_P(Every, MtpLayerTest,
+                         testing::Values(DType::bf16, DType::f8_e4m3, DType::f32),
                          [](const auto& info) {
-                             return info.param == ops::Arithmetic::fp32 ? "fp32" : "standard";
+                             return info.param == DType::f32    ? "fp32"
+                                    : info.param == DType::bf16 ? "standard"
+                                                                : "standard_fp8";
                          });
 
 }  // namespace

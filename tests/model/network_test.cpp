@@ -38,6 +38,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
 struct Computer {
     const char* backend;
     ops::Arithmetic arithmetic;
+    DType kv_dtype;
 };
 
 std::unique_ptr<ops::Backend> backend_of(const Computer& computer) {
@@ -60,8 +61,7 @@ class NetworkTest : public testing::TestWithParam<Computer> {
     }
 
     HostCaches make_caches(HostCacheOptions options = {}) const {
-        options.kv_dtype =
-            GetParam().arithmetic == ops::Arithmetic::fp32 ? DType::f32 : DType::bf16;
+        options.kv_dtype = GetParam().kv_dtype;
         return HostCaches(config_, options);
     }
     std::vector<TokenId> tokens(std::size_t count, std::uint64_t seed) const {
@@ -85,16 +85,19 @@ class NetworkTest : public testing::TestWithParam<Computer> {
     std::unique_ptr<model::Network> network_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Every, NetworkTest,
-                         testing::Values(Computer{"reference", ops::Arithmetic::standard},
-                                         Computer{"reference", ops::Arithmetic::fp32},
-                                         Computer{"cpu", ops::Arithmetic::standard},
-                                         Computer{"cpu", ops::Arithmetic::fp32}),
-                         [](const auto& info) {
-                             return std::string(info.param.backend) +
-                                    (info.param.arithmetic == ops::Arithmetic::fp32 ? "_fp32"
-                                                                                    : "_standard");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Every, NetworkTest,
+    testing::Values(Computer{"reference", ops::Arithmetic::standard, DType::bf16},
+                    Computer{"reference", ops::Arithmetic::standard, DType::f8_e4m3},
+                    Computer{"reference", ops::Arithmetic::fp32, DType::f32},
+                    Computer{"cpu", ops::Arithmetic::standard, DType::bf16},
+                    Computer{"cpu", ops::Arithmetic::standard, DType::f8_e4m3},
+                    Computer{"cpu", ops::Arithmetic::fp32, DType::f32}),
+    [](const auto& info) {
+        return std::string(info.param.backend) +
+               (info.param.arithmetic == ops::Arithmetic::fp32 ? "_fp32" : "_standard") +
+               (info.param.kv_dtype == DType::f8_e4m3 ? "_fp8" : "");
+    });
 
 TEST_P(NetworkTest, PrefillInAnyChunkingLeavesTheSameBits) {
     for (const std::size_t length : {1, 2, 63, 64, 65, 127, 128, 131, 250}) {

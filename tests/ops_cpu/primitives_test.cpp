@@ -318,11 +318,17 @@ struct SparseCase {
     // `choice`: the selection to attend to, or nullptr for one's own.
     Result run(Primitives& ops, const RowBatch& batch, LatentMemory& memory,
                const Result* choice = nullptr) {
-        const std::size_t rows = batch.rows();
-        Result result;
         ops.store_latents({rows_of(latents, latent), memory.view, &batch});
         ops.index_pool({pool, rows_of(index_key, index_dim), rows_of(index_gate, index_dim),
                         ape.data(), memory.view, &batch});
+        return read(ops, batch, memory, choice);
+    }
+
+    // What is read of caches that hold the rows already.
+    Result read(Primitives& ops, const RowBatch& batch, LatentMemory& memory,
+                const Result* choice = nullptr) {
+        const std::size_t rows = batch.rows();
+        Result result;
         std::vector<std::uint32_t> positions(rows * (topk + pool - 1)), counts(rows);
         const Rows<std::uint32_t> selected(positions.data(), rows, topk + pool - 1);
         ops.select_tokens(
@@ -359,7 +365,7 @@ TEST_P(CpuPrimitivesTest, SparseAttentionOnAMixtureOfSequences) {
     };
     std::size_t dropped = 0, same_choice = 0, choices = 0;
     for (const Caches& dtypes : {Caches{DType::bf16, DType::bf16, Arithmetic::standard},
-                                 Caches{DType::f8_e4m3, DType::bf16, Arithmetic::standard},
+                                 Caches{DType::f8_e4m3, DType::f8_e4m3, Arithmetic::standard},
                                  Caches{DType::f32, DType::f32, Arithmetic::fp32}}) {
         for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8_block,
                                           WeightFormat::w4a16, WeightFormat::f32}) {
@@ -375,9 +381,15 @@ TEST_P(CpuPrimitivesTest, SparseAttentionOnAMixtureOfSequences) {
                     const auto own = sparse.run(cpu.ops, batch->view, single);
                     const auto result = sparse.run(cpu.ops, batch->view, mine, &expected);
                     EXPECT_EQ(mine.latents, theirs.latents);
-                    EXPECT_TRUE(close(LatentMemory::widened(mine.pooled, dtypes.pooled),
-                                      LatentMemory::widened(theirs.pooled, dtypes.pooled),
-                                      dtypes.pooled == DType::bf16 ? 2e-2 : 1e-5));
+                    const auto pooled = [&](const LatentMemory& memory) {
+                        return LatentMemory::widened(memory.pooled, dtypes.pooled, 64 / sparse.pool,
+                                                     sparse.index_dim);
+                    };
+                    // A last bit of a code is an eighth.
+                    EXPECT_TRUE(close(pooled(mine), pooled(theirs),
+                                      dtypes.pooled == DType::bf16      ? 2e-2
+                                      : dtypes.pooled == DType::f8_e4m3 ? 0.15
+                                                                        : 1e-5));
                     EXPECT_EQ(mine.tails, theirs.tails);
                     // What enters a product is rounded to bf16, so a last bit may become 2^-8.
                     const double tolerance =
@@ -403,6 +415,36 @@ TEST_P(CpuPrimitivesTest, SparseAttentionOnAMixtureOfSequences) {
     EXPECT_GT(dropped, 0u);
     // Pools whose scores differ by less than rounding may be chosen differently.
     EXPECT_GT(same_choice * 100, choices * 98) << same_choice << " of " << choices;
+}
+
+// fp8 caches are read as the numbers they stand for, bit for bit: rows of any size, from codes and
+// scales in place, give what the same numbers in fp32 give.
+TEST_P(CpuPrimitivesTest, Fp8CachesAreReadAsTheirNumbers) {
+    std::size_t dropped = 0;
+    for (const bool odd : {false, true}) {
+        for (int trial = 0; trial < 8; ++trial) {
+            const std::size_t sequences = random.between(1, 3);
+            const auto batch = random_batch(random, NumericClass::decode, sequences, 300);
+            SparseCase sparse(random, batch->view.rows(), WeightFormat::bf16, Arithmetic::standard,
+                              odd);
+            for (std::size_t row = 0; row < batch->view.rows(); ++row) {
+                const float size = std::exp2(static_cast<float>(random.between(0, 16)) - 8.0f);
+                for (std::size_t i = 0; i < sparse.latent; ++i)
+                    sparse.latents[row * sparse.latent + i] *= size;
+            }
+            LatentMemory caches(random, sequences, batch->page_count, sparse.latent,
+                                sparse.index_dim, sparse.pool, DType::f8_e4m3, DType::f8_e4m3);
+            const auto stored = sparse.run(cpu.ops, batch->view, caches);
+            LatentMemory floats = caches.in_floats(sparse.latent, sparse.index_dim, sparse.pool);
+            const auto read = sparse.read(cpu.ops, batch->view, floats);
+            EXPECT_EQ(stored.positions, read.positions);
+            EXPECT_TRUE(bits_equal(stored.read, read.read));
+            EXPECT_TRUE(bits_equal(stored.values, read.values));
+            for (const auto& positions : stored.positions)
+                dropped += positions.size() <= positions.back();
+        }
+    }
+    EXPECT_GT(dropped, 50u);
 }
 
 // Equal scores: the lower pools, and of those all below the threshold's index.

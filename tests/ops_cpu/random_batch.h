@@ -7,6 +7,7 @@
 
 #include "ops/batch.h"
 #include "ops/cache_views.h"
+#include "ops/stored_rows.h"
 #include "ops_cpu/random_data.h"
 
 namespace percheron::ops {
@@ -136,27 +137,21 @@ struct LatentMemory {
 
     LatentMemory(Random& random, std::size_t slots, std::size_t pages, std::size_t latent,
                  std::size_t index_dim, std::size_t pool, DType latent_dtype, DType pooled_dtype) {
-        const auto fill = [&](std::vector<std::uint8_t>& memory, std::size_t count, DType dtype) {
-            memory.resize(count * size_of(dtype));
-            for (std::size_t i = 0; i < count; ++i) {
-                const float value = random.normal();
-                if (dtype == DType::f32) {
-                    std::memcpy(&memory[i * 4], &value, 4);
-                } else if (dtype == DType::bf16) {
-                    const BFloat16 rounded(value);
-                    std::memcpy(&memory[i * 2], &rounded, 2);
-                } else {
-                    memory[i] = Float8E4M3(value).bits;
-                }
-            }
+        const auto fill = [&](std::vector<std::uint8_t>& memory, std::size_t rows,
+                              std::size_t width, DType dtype) {
+            const Bytes share = stored_rows_bytes(dtype, rows, width);
+            memory.resize(pages * share);
+            for (std::size_t page = 0; page < pages; ++page)
+                for (std::size_t row = 0; row < rows; ++row)
+                    store_row(stored_row(&memory[page * share], dtype, rows, width, row), dtype,
+                              random.floats(width));
+            return share;
         };
-        fill(latents, pages * 64 * latent, latent_dtype);
-        fill(pooled, pages * (64 / pool) * index_dim, pooled_dtype);
-        tails = random.floats(slots * ring * 2 * index_dim);
         view.latent_dtype = latent_dtype;
-        view.latent_page_bytes = 64 * latent * size_of(latent_dtype);
+        view.latent_page_bytes = fill(latents, 64, latent, latent_dtype);
         view.pooled_dtype = pooled_dtype;
-        view.pooled_page_bytes = 64 / pool * index_dim * size_of(pooled_dtype);
+        view.pooled_page_bytes = fill(pooled, 64 / pool, index_dim, pooled_dtype);
+        tails = random.floats(slots * ring * 2 * index_dim);
         view.tail_stride = ring * 2 * index_dim;
         view.tail_ring = ring;
         point();
@@ -167,20 +162,34 @@ struct LatentMemory {
     }
     LatentMemory& operator=(const LatentMemory&) = delete;
 
-    static std::vector<float> widened(const std::vector<std::uint8_t>& memory, DType dtype) {
-        std::vector<float> values(memory.size() / size_of(dtype));
-        for (std::size_t i = 0; i < values.size(); ++i) {
-            if (dtype == DType::f32) {
-                std::memcpy(&values[i], &memory[i * 4], 4);
-            } else if (dtype == DType::bf16) {
-                BFloat16 value;
-                std::memcpy(&value, &memory[i * 2], 2);
-                values[i] = static_cast<float>(value);
-            } else {
-                values[i] = static_cast<float>(Float8E4M3::from_bits(memory[i]));
-            }
-        }
+    // The values of shares of `rows` rows, page by page.
+    static std::vector<float> widened(const std::vector<std::uint8_t>& memory, DType dtype,
+                                      std::size_t rows, std::size_t width) {
+        std::vector<float> values;
+        const Bytes share = stored_rows_bytes(dtype, rows, width);
+        for (Bytes page = 0; page < memory.size(); page += share)
+            for (std::size_t row = 0; row < rows; ++row)
+                for (std::size_t i = 0; i < width; ++i)
+                    values.push_back(
+                        load_stored(stored_row(const_cast<std::uint8_t*>(&memory[page]), dtype,
+                                               rows, width, row),
+                                    dtype, i));
         return values;
+    }
+    // The same caches in another type that holds every value.
+    LatentMemory in_floats(std::size_t latent, std::size_t index_dim, std::size_t pool) const {
+        LatentMemory floats(*this);
+        const auto widen = [](std::vector<std::uint8_t>& memory, const std::vector<float>& values) {
+            memory.resize(values.size() * sizeof(float));
+            std::memcpy(memory.data(), values.data(), memory.size());
+        };
+        widen(floats.latents, widened(latents, view.latent_dtype, 64, latent));
+        widen(floats.pooled, widened(pooled, view.pooled_dtype, 64 / pool, index_dim));
+        floats.view.latent_dtype = floats.view.pooled_dtype = DType::f32;
+        floats.view.latent_page_bytes = stored_rows_bytes(DType::f32, 64, latent);
+        floats.view.pooled_page_bytes = stored_rows_bytes(DType::f32, 64 / pool, index_dim);
+        floats.point();
+        return floats;
     }
 
   private:

@@ -49,8 +49,9 @@ struct Row {
 // A backend with trunk, layer, caches and the trunk's rows, which are random here.
 class MtpMachine {
   public:
-    MtpMachine(std::unique_ptr<ops::Backend> backend, model::WeightSource& weights)
-        : backend_(std::move(backend)) {
+    MtpMachine(std::unique_ptr<ops::Backend> backend, model::WeightSource& weights,
+               DType kv_dtype = DType::bf16)
+        : backend_(std::move(backend)), kv_dtype_(kv_dtype) {
         model::NetworkOptions options;
         options.max_rows = options.max_logit_rows = most_rows;
         trunk_ = must(model::Network::load(config_, weights, *backend_, options));
@@ -63,8 +64,8 @@ class MtpMachine {
     }
 
     void new_caches() {
-        caches_ = must(cache::CacheStore::create(
-            cache::CacheShape::of(config_, DType::bf16, 8, true), pages, slots, *backend_));
+        caches_ = must(cache::CacheStore::create(cache::CacheShape::of(config_, kv_dtype_, 8, true),
+                                                 pages, slots, *backend_));
     }
 
     // Rows of a sequence are neighbours and ascend.  Sequence s has pages 2 s and 2 s + 1, the
@@ -138,6 +139,7 @@ class MtpMachine {
   private:
     model::ModelConfig config_ = config_with_mtp();
     std::unique_ptr<ops::Backend> backend_;
+    DType kv_dtype_;
     std::unique_ptr<model::Network> trunk_;
     std::unique_ptr<model::MtpLayer> layer_;
     std::unique_ptr<cache::CacheStore> caches_;
@@ -160,14 +162,16 @@ KERNEL_TEST(mtp_layer_against_the_reference) {
     const struct {
         const char* name;
         FormattedWeights::Choice choice;
+        DType kv_dtype = DType::bf16;
     } cases[] = {{"bf16", all_bf16},
+                 {"bf16 with fp8 caches", all_bf16, DType::f8_e4m3},
                  {"fp8 with w4a16 experts", mixed(WeightFormat::w4a16)},
                  {"nvfp4 experts", experts_in(WeightFormat::nvfp4)}};
     for (const auto& one : cases) {
         FormattedWeights weights(15, one.choice);
-        MtpMachine cuda(on_cuda(), weights);
+        MtpMachine cuda(on_cuda(), weights, one.kv_dtype);
         MtpMachine reference(ops::reference::make_reference_backend(ops::Arithmetic::standard),
-                             weights);
+                             weights, one.kv_dtype);
         const auto ours = cuda.life(100, 120, 64), expected = reference.life(100, 120, 64);
         const std::size_t n = cuda.vocabulary(), rows = 140;
         CHECK_THAT(ours.size() == rows * n && expected.size() == rows * n, "%s: %zu logits",
@@ -194,16 +198,18 @@ KERNEL_TEST(mtp_layer_against_the_reference) {
 
 KERNEL_TEST(mtp_layer_chunks_and_graphs_change_no_bit) {
     FormattedWeights weights(16, mixed(WeightFormat::w4a16));
-    MtpMachine machine(on_cuda(), weights), launching(on_cuda(false), weights);
-    const auto expected = machine.life(200, 230, 512);
-    CHECK_THAT(same_bits(launching.life(200, 230, 512), expected),
-               "launched and recorded steps differ");
-    for (const std::size_t chunk : {64, 128}) {
-        machine.new_caches();
-        CHECK_THAT(same_bits(machine.life(200, 230, chunk), expected), "chunks of %zu change bits",
-                   chunk);
+    for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+        MtpMachine machine(on_cuda(), weights, dtype), launching(on_cuda(false), weights, dtype);
+        const auto expected = machine.life(200, 230, 512);
+        CHECK_THAT(same_bits(launching.life(200, 230, 512), expected),
+                   "launched and recorded steps differ");
+        for (const std::size_t chunk : {64, 128}) {
+            machine.new_caches();
+            CHECK_THAT(same_bits(machine.life(200, 230, chunk), expected),
+                       "chunks of %zu change bits", chunk);
+        }
+        CHECK_THAT(same_bits(machine.life(200, 230, 512), expected), "a repeat differs");
     }
-    CHECK_THAT(same_bits(machine.life(200, 230, 512), expected), "a repeat differs");
 }
 
 KERNEL_TEST(mtp_layer_rows_alone_and_together) {

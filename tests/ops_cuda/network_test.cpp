@@ -40,9 +40,12 @@ struct Machine {
         return std::move(result).value();
     }
 
+    DType kv_dtype = DType::bf16;
+
     Machine(std::unique_ptr<ops::Backend> made, const model::ModelConfig& config,
-            model::WeightSource& weights, std::uint32_t pages, std::uint32_t slots)
-        : backend(std::move(made)) {
+            model::WeightSource& weights, std::uint32_t pages, std::uint32_t slots,
+            DType cached = DType::bf16)
+        : backend(std::move(made)), kv_dtype(cached) {
         model::NetworkOptions options;
         options.max_rows = 512;
         options.max_logit_rows = 512;
@@ -53,15 +56,17 @@ struct Machine {
     void new_caches(const model::ModelConfig& config, std::uint32_t pages, std::uint32_t slots,
                     std::uint32_t checkpoints = 0) {
         caches =
-            must(cache::CacheStore::create(cache::CacheShape::of(config, DType::bf16, verify_rows),
+            must(cache::CacheStore::create(cache::CacheShape::of(config, kv_dtype, verify_rows),
                                            pages, slots, *backend, checkpoints));
     }
 
     static Machine on_cuda(const model::ModelConfig& config, model::WeightSource& weights,
-                           std::uint32_t pages, std::uint32_t slots, bool graphs = true) {
+                           std::uint32_t pages, std::uint32_t slots, DType kv_dtype = DType::bf16,
+                           bool graphs = true) {
         ops::CudaBackendOptions options;
         options.graphs = graphs;
-        return Machine(must(ops::make_cuda_backend(options)), config, weights, pages, slots);
+        return Machine(must(ops::make_cuda_backend(options)), config, weights, pages, slots,
+                       kv_dtype);
     }
 };
 
@@ -112,18 +117,20 @@ KERNEL_TEST(network_against_the_reference) {
     const struct {
         const char* name;
         FormattedWeights::Choice choice;
+        DType kv_dtype = DType::bf16;
     } cases[] = {{"bf16", all_bf16},
                  {"w4a16 experts", experts_in(WeightFormat::w4a16)},
                  {"nvfp4 experts", experts_in(WeightFormat::nvfp4)},
                  {"fp8 experts", experts_in(WeightFormat::fp8_block)},
                  {"fp8 with w4a16 experts", mixed(WeightFormat::w4a16)},
                  {"fp8 with nvfp4 experts", mixed(WeightFormat::nvfp4)},
-                 {"fp8", mixed(WeightFormat::fp8_block)}};
+                 {"fp8", mixed(WeightFormat::fp8_block)},
+                 {"bf16 with fp8 caches", all_bf16, DType::f8_e4m3}};
     for (const auto& one : cases) {
         FormattedWeights weights(5, one.choice);
-        Machine cuda = Machine::on_cuda(config, weights, 8, 2);
+        Machine cuda = Machine::on_cuda(config, weights, 8, 2, one.kv_dtype);
         Machine reference(ops::reference::make_reference_backend(ops::Arithmetic::standard), config,
-                          weights, 8, 2);
+                          weights, 8, 2, one.kv_dtype);
         const auto ours = whole_life(cuda, ids, 139, 64);
         const auto expected = whole_life(reference, ids, 139, 64);
         CHECK_THAT(ours.size() == expected.size() && ours.size() == 150 * config.vocabulary,
@@ -151,20 +158,25 @@ KERNEL_TEST(network_chunks_and_graphs_change_no_bit) {
     const model::ModelConfig config = cuda_config();
     const std::vector<TokenId> ids = tests::random_tokens(311, config.vocabulary, 4);
     FormattedWeights weights(6, experts_in(WeightFormat::w4a16));
-    Machine machine = Machine::on_cuda(config, weights, 16, 3);
-    Machine launching = Machine::on_cuda(config, weights, 16, 3, false);
-    const auto expected = whole_life(machine, ids, 300, 512);
-    CHECK_THAT(same_bits(whole_life(launching, ids, 300, 512), expected),
-               "launched and recorded steps differ");
-    for (const std::size_t chunk : {64, 128, 192}) {
-        machine.new_caches(config, 16, 3);
-        CHECK_THAT(same_bits(whole_life(machine, ids, 300, chunk), expected),
-                   "chunks of %zu change bits", chunk);
+    std::vector<float> in_bf16;
+    for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+        Machine machine = Machine::on_cuda(config, weights, 16, 3, dtype);
+        Machine launching = Machine::on_cuda(config, weights, 16, 3, dtype, false);
+        const auto expected = whole_life(machine, ids, 300, 512);
+        CHECK_THAT(same_bits(whole_life(launching, ids, 300, 512), expected),
+                   "launched and recorded steps differ");
+        for (const std::size_t chunk : {64, 128, 192}) {
+            machine.new_caches(config, 16, 3);
+            CHECK_THAT(same_bits(whole_life(machine, ids, 300, chunk), expected),
+                       "chunks of %zu change bits", chunk);
+        }
+        // The same steps in the same caches, so that every decode step is replayed.
+        for (int again = 0; again < 3; ++again)
+            CHECK_THAT(same_bits(whole_life(machine, ids, 300, 512), expected), "repeat %d differs",
+                       again);
+        CHECK_THAT(!same_bits(in_bf16, expected), "the type of the caches changes nothing");
+        in_bf16 = expected;
     }
-    // The same steps in the same caches, so that every decode step is replayed.
-    for (int again = 0; again < 3; ++again)
-        CHECK_THAT(same_bits(whole_life(machine, ids, 300, 512), expected), "repeat %d differs",
-                   again);
 }
 
 // Promise 3 on the device: from a checkpoint, in another slot that somebody used before, on the
@@ -220,31 +232,33 @@ KERNEL_TEST(network_verification_equals_decoding) {
     const std::vector<TokenId> ids = tests::random_tokens(160, config.vocabulary, 5);
     const std::span<const TokenId> all(ids);
     FormattedWeights weights(7, experts_in(WeightFormat::w4a16));
-    Machine machine = Machine::on_cuda(config, weights, 8, 2);
-    const std::size_t prompt = 130, vocabulary = config.vocabulary;
-    SequenceRunner plain(*machine.network, machine.caches->views(), RequestSlot(0),
-                         pages_from(0, 3));
-    SequenceRunner drafting(*machine.network, machine.caches->views(), RequestSlot(1),
-                            pages_from(4, 3));
-    const auto first = Machine::must(plain.prefill(all.first(prompt), 64));
-    CHECK_THAT(same_bits(Machine::must(drafting.prefill(all.first(prompt), 128)), first),
-               "the prompts differ");
-    std::size_t done = prompt;
-    Random random(1);
-    while (done + 4 < ids.size()) {
-        // Up to three right tokens, then wrong ones.
-        const std::size_t right = 1 + random.below(3);
-        std::vector<TokenId> draft(all.begin() + done, all.begin() + done + right);
-        for (std::size_t wrong = random.below(3); wrong > 0; --wrong)
-            draft.push_back(TokenId(static_cast<int>(random.below(vocabulary))));
-        const auto verified = Machine::must(drafting.verify(draft, right));
-        for (std::size_t i = 0; i < right; ++i) {
-            const auto decoded = Machine::must(plain.decode(all.subspan(done + i, 1)));
-            CHECK_THAT(
-                std::memcmp(verified.data() + i * vocabulary, decoded.data(), vocabulary * 4) == 0,
-                "position %zu, row %zu of %zu", done + i, i, draft.size());
+    for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+        Machine machine = Machine::on_cuda(config, weights, 8, 2, dtype);
+        const std::size_t prompt = 130, vocabulary = config.vocabulary;
+        SequenceRunner plain(*machine.network, machine.caches->views(), RequestSlot(0),
+                             pages_from(0, 3));
+        SequenceRunner drafting(*machine.network, machine.caches->views(), RequestSlot(1),
+                                pages_from(4, 3));
+        const auto first = Machine::must(plain.prefill(all.first(prompt), 64));
+        CHECK_THAT(same_bits(Machine::must(drafting.prefill(all.first(prompt), 128)), first),
+                   "the prompts differ");
+        std::size_t done = prompt;
+        Random random(1);
+        while (done + 4 < ids.size()) {
+            // Up to three right tokens, then wrong ones.
+            const std::size_t right = 1 + random.below(3);
+            std::vector<TokenId> draft(all.begin() + done, all.begin() + done + right);
+            for (std::size_t wrong = random.below(3); wrong > 0; --wrong)
+                draft.push_back(TokenId(static_cast<int>(random.below(vocabulary))));
+            const auto verified = Machine::must(drafting.verify(draft, right));
+            for (std::size_t i = 0; i < right; ++i) {
+                const auto decoded = Machine::must(plain.decode(all.subspan(done + i, 1)));
+                CHECK_THAT(std::memcmp(verified.data() + i * vocabulary, decoded.data(),
+                                       vocabulary * 4) == 0,
+                           "position %zu, row %zu of %zu", done + i, i, draft.size());
+            }
+            done += right;
         }
-        done += right;
     }
 }
 
@@ -254,12 +268,16 @@ KERNEL_TEST(network_rows_alone_and_together) {
     constexpr std::uint32_t sequences = 512, steps = 5;
     const std::size_t vocabulary = config.vocabulary;
     const std::vector<TokenId> ids = tests::random_tokens(sequences * steps, vocabulary, 6);
-    const FormattedWeights::Choice choices[] = {
-        mixed(WeightFormat::w4a16), all_bf16, experts_in(WeightFormat::w4a16),
-        experts_in(WeightFormat::fp8_block), experts_in(WeightFormat::nvfp4)};
-    for (const FormattedWeights::Choice& choice : choices) {
+    const std::pair<FormattedWeights::Choice, DType> choices[] = {
+        {mixed(WeightFormat::w4a16), DType::bf16},
+        {all_bf16, DType::bf16},
+        {all_bf16, DType::f8_e4m3},
+        {experts_in(WeightFormat::w4a16), DType::bf16},
+        {experts_in(WeightFormat::fp8_block), DType::bf16},
+        {experts_in(WeightFormat::nvfp4), DType::bf16}};
+    for (const auto& [choice, kv_dtype] : choices) {
         FormattedWeights weights(8, choice);
-        Machine machine = Machine::on_cuda(config, weights, sequences, sequences);
+        Machine machine = Machine::on_cuda(config, weights, sequences, sequences, kv_dtype);
         // Logits [step][sequence][vocabulary] of sequences [first, first + count).
         const auto run = [&](std::uint32_t first, std::uint32_t count) {
             machine.new_caches(config, sequences, sequences);

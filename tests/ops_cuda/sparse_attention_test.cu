@@ -4,6 +4,7 @@
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/reference/reference_primitives.h"
+#include "ops/stored_rows.h"
 #include "ops_cuda/check.h"
 #include "ops_cuda/support.h"
 
@@ -15,20 +16,48 @@ namespace {
 constexpr std::size_t dim = 128, pool = 4, topk = 2048, latent = 512;
 constexpr std::size_t positions_width = topk + pool;
 
+// Pages of `rows` rows of numbers, as a cache stores them.
+std::vector<std::uint8_t> stored(const std::vector<__nv_bfloat16>& numbers, std::size_t rows,
+                                 std::size_t width, DType dtype) {
+    const std::size_t share = ops::stored_rows_bytes(dtype, rows, width);
+    std::vector<std::uint8_t> memory(numbers.size() / (rows * width) * share);
+    std::vector<float> values(width);
+    for (std::size_t i = 0; i < numbers.size() / width; ++i) {
+        for (std::size_t c = 0; c < width; ++c)
+            values[c] = __bfloat162float(numbers[i * width + c]);
+        ops::store_row(ops::stored_row(&memory[i / rows * share], dtype, rows, width, i % rows),
+                       dtype, values);
+    }
+    return memory;
+}
+
+// The numbers that such pages hold; bf16 holds them exactly.
+std::vector<__nv_bfloat16> numbers_of(std::vector<std::uint8_t> memory, std::size_t rows,
+                                      std::size_t width, DType dtype) {
+    const std::size_t share = ops::stored_rows_bytes(dtype, rows, width);
+    std::vector<float> values;
+    for (std::size_t page = 0; page < memory.size(); page += share)
+        for (std::size_t row = 0; row < rows; ++row)
+            for (std::size_t c = 0; c < width; ++c)
+                values.push_back(ops::load_stored(
+                    ops::stored_row(&memory[page], dtype, rows, width, row), dtype, c));
+    return as_bf16(values);
+}
+
 // Sequences over shuffled pages, and the caches behind them, on both sides.
 struct Caches {
     std::vector<std::vector<PageId>> tables;
     std::vector<ops::SequenceRows> sequences;
     std::vector<TokenId> tokens;
-    std::vector<__nv_bfloat16> pooled;  // [page][16][128]
-    std::vector<std::uint8_t> latents;  // [page][64][512]
-    DType latent_dtype;
+    std::vector<__nv_bfloat16> pooled;   // [page][16][128], numbers that `dtype` holds
+    std::vector<__nv_bfloat16> latents;  // [page][64][512]
+    DType dtype;
     std::size_t pages = 0;
 
     struct Rows {
         std::uint32_t first_position, row_count;
     };
-    Caches(Random& random, const std::vector<Rows>& rows, DType dtype) : latent_dtype(dtype) {
+    Caches(Random& random, const std::vector<Rows>& rows, DType cached) : dtype(cached) {
         for (const Rows& r : rows)
             pages += (r.first_position + r.row_count + 63) / 64;
         std::vector<std::uint32_t> order(pages);
@@ -53,26 +82,24 @@ struct Caches {
             tokens.resize(tokens.size() + rows[i].row_count);
         }
         pooled = as_bf16(normals(random, pages * 16 * dim));
-        const auto values = normals(random, pages * 64 * latent);
-        latents.resize(values.size() * size_of(dtype));
-        for (std::size_t i = 0; i < values.size(); ++i) {
-            if (dtype == DType::bf16) {
-                const BFloat16 v(values[i]);
-                std::memcpy(latents.data() + 2 * i, &v, 2);
-            } else {
-                latents[i] = Float8E4M3(values[i]).bits;
-            }
-        }
+        auto values = normals(random, pages * 64 * latent);
+        // Rows of many sizes, so that no scale stands in for another.
+        for (std::size_t i = 0; i < values.size(); ++i)
+            values[i] *= std::exp2(static_cast<float>(i / latent % 4));
+        latents = as_bf16(values);
+        pooled = numbers_of(stored_pooled(), 16, dim, dtype);
+        latents = numbers_of(stored_latents(), 64, latent, dtype);
     }
+    std::vector<std::uint8_t> stored_pooled() const { return stored(pooled, 16, dim, dtype); }
+    std::vector<std::uint8_t> stored_latents() const { return stored(latents, 64, latent, dtype); }
     std::size_t rows() const { return tokens.size(); }
     ops::LatentPages view(void* latent_memory, void* pooled_memory) const {
         ops::LatentPages view;
         view.latents = latent_memory;
-        view.latent_dtype = latent_dtype;
-        view.latent_page_bytes = 64 * latent * size_of(latent_dtype);
+        view.latent_dtype = view.pooled_dtype = dtype;
+        view.latent_page_bytes = ops::stored_rows_bytes(dtype, 64, latent);
         view.pooled = pooled_memory;
-        view.pooled_dtype = DType::bf16;
-        view.pooled_page_bytes = 16 * dim * 2;
+        view.pooled_page_bytes = ops::stored_rows_bytes(dtype, 16, dim);
         return view;
     }
     ops::RowBatch batch() const {
@@ -81,16 +108,12 @@ struct Caches {
         batch.tokens = tokens;
         return batch;
     }
-    ops::LatentPages host_view() {
-        return view(latents.data(), const_cast<__nv_bfloat16*>(pooled.data()));
-    }
 };
 
 // The same in device memory; `rows` > 0 keeps only the rows [first, first + rows) of the batch,
 // which must lie in one sequence.
 struct OnDeviceCaches {
-    OnDevice<std::uint8_t> latents;
-    OnDevice<__nv_bfloat16> pooled;
+    OnDevice<std::uint8_t> latents, pooled;
     std::vector<ops::cuda::DeviceSequence> host_sequences;
     std::vector<std::uint32_t> host_rows, host_pages;
     OnDevice<ops::cuda::DeviceSequence> sequences;
@@ -98,8 +121,8 @@ struct OnDeviceCaches {
     ops::LatentPages view;
 
     explicit OnDeviceCaches(const Caches& caches)
-        : latents(caches.latents),
-          pooled(caches.pooled),
+        : latents(caches.stored_latents()),
+          pooled(caches.stored_pooled()),
           sequences(caches.sequences.size()),
           row_sequences(caches.rows()),
           pages(caches.pages) {
@@ -185,12 +208,23 @@ std::vector<double> reference_scores(const Caches& caches, std::size_t sequence,
 
 KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
     Random random(21);
-    for (std::size_t heads : {4u, 32u, 20u}) {
-        const Caches caches(random, {{0, 3}, {2040, 14}, {2049, 1}, {5000, 4}, {13, 1}, {20003, 2}},
-                            DType::bf16);
+    for (const auto& [heads, dtype] : {std::pair<std::size_t, DType>{4, DType::bf16},
+                                       {32, DType::bf16},
+                                       {20, DType::bf16},
+                                       {32, DType::f8_e4m3},
+                                       {20, DType::f8_e4m3}}) {
+        Caches caches(random, {{0, 3}, {2040, 14}, {2049, 1}, {5000, 4}, {13, 1}, {20003, 2}},
+                      dtype);
         const auto query = as_bf16(normals(random, caches.rows() * heads * dim));
         const auto weights = normals(random, caches.rows() * heads);
         const Selected got = select_on_device(caches, heads, query, weights);
+        // Keys in fp8 are scored as the numbers they stand for.
+        caches.dtype = DType::bf16;
+        const Selected same = select_on_device(caches, heads, query, weights);
+        for (std::size_t row = 0; row < caches.rows(); ++row)
+            CHECK_THAT(std::ranges::equal(got.row(row), same.row(row)),
+                       "%s: row %zu chooses otherwise than of the same numbers in bf16",
+                       std::string(name_of(dtype)).c_str(), row);
         for (std::size_t s = 0; s < caches.sequences.size(); ++s) {
             const auto& sequence = caches.sequences[s];
             for (std::uint32_t i = 0; i < sequence.row_count; ++i) {
@@ -240,10 +274,12 @@ KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
 KERNEL_TEST(select_tokens_ties_go_to_the_lower_pool) {
     Random random(22);
     constexpr std::size_t heads = 8;
-    for (int distinct : {1, 2, 5}) {
-        Caches caches(random, {{9000, 2}, {4400, 1}}, DType::bf16);
+    for (const auto& [distinct, dtype] :
+         {std::pair{1, DType::bf16}, {2, DType::bf16}, {5, DType::bf16}, {5, DType::f8_e4m3}}) {
+        Caches caches(random, {{9000, 2}, {4400, 1}}, dtype);
         // Few different keys: whole groups of pools have the same bits as score.
-        const auto few = as_bf16(normals(random, distinct * dim));
+        const auto few = numbers_of(stored(as_bf16(normals(random, distinct * dim)), 1, dim, dtype),
+                                    1, dim, dtype);
         for (std::size_t p = 0; p < caches.pages * 16; ++p)
             std::copy_n(few.begin() + random.below(distinct) * dim, dim,
                         caches.pooled.begin() + p * dim);
@@ -299,7 +335,8 @@ KERNEL_TEST(latent_attention_against_the_reference) {
             ops::LatentAttention reference;
             reference.shape = {heads, 256, 256, latent};
             reference.absorbed = {absorbed_float.data(), rows, heads * latent};
-            reference.pages = caches.host_view();
+            auto latent_memory = caches.stored_latents();
+            reference.pages = caches.view(latent_memory.data(), nullptr);
             reference.batch = &batch;
             reference.positions = {positions.data(), rows, positions_width};
             reference.counts = counts;
@@ -342,6 +379,18 @@ KERNEL_TEST(latent_attention_against_the_reference) {
                 error = std::sqrt(error / norm);
                 CHECK_THAT(error < 5e-3, "%s, %zu heads, row %zu (%u tokens): error %.3g",
                            std::string(name_of(dtype)).c_str(), heads, row, counts[row], error);
+            }
+
+            // Latents in fp8 are read as the numbers they stand for, bit for bit.
+            if (dtype == DType::f8_e4m3) {
+                Caches widened(caches);
+                widened.dtype = DType::bf16;
+                const OnDeviceCaches in_bf16(widened);
+                op.pages = in_bf16.view;
+                const auto same = run();
+                CHECK_THAT(std::memcmp(same.data(), got.data(), got.size() * 2) == 0,
+                           "%zu heads: fp8 reads other numbers than bf16", heads);
+                op.pages = device.view;
             }
 
             // The last sequence's rows alone: the same bits.

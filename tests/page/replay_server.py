@@ -37,7 +37,7 @@ class ReplayServer:
         ready = self._process.stdout.readline().split()
         if len(ready) < 2 or ready[0] != "ready":
             raise RuntimeError(f"percheron serve did not start: {self.log()}")
-        self.url = ready[1]
+        self.url, self.ready = ready[1], ready
 
     def change_key(self, key):
         """Returns when the server, if it runs, has taken up the new file."""

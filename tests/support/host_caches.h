@@ -9,6 +9,7 @@
 #include "model/network.h"
 #include "ops/batch.h"
 #include "ops/cache_views.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::tests {
 
@@ -44,13 +45,13 @@ class HostCaches {
                 views_.kda.push_back(slots);
             } else {
                 ops::LatentPages pages;
-                const std::size_t element = size_of(options.kv_dtype);
                 pages.latent_dtype = options.kv_dtype;
-                pages.latent_page_bytes = ops::page_tokens * config.latent * element;
+                pages.latent_page_bytes =
+                    ops::stored_rows_bytes(options.kv_dtype, ops::page_tokens, config.latent);
                 pages.latents = bytes(options.pages * pages.latent_page_bytes);
                 pages.pooled_dtype = options.kv_dtype;
-                pages.pooled_page_bytes =
-                    ops::page_tokens / config.index_pool * config.index_dim * element;
+                pages.pooled_page_bytes = ops::stored_rows_bytes(
+                    options.kv_dtype, ops::page_tokens / config.index_pool, config.index_dim);
                 pages.pooled = bytes(options.pages * pages.pooled_page_bytes);
                 pages.tail_ring = tail_ring;
                 pages.tail_stride = tail_ring * 2 * config.index_dim;

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_primitives.h"
-#include "ops/stored_values.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::ops::cpu {
 namespace {
@@ -17,19 +17,19 @@ const SequenceRows& sequence_of_row(const RowBatch& batch, std::size_t row) {
     return *(after - 1);
 }
 
-std::byte* latent_at(const LatentPages& pages, const SequenceRows& sequence, Position position,
-                     std::size_t latent) {
-    return static_cast<std::byte*>(pages.latents) +
-           to_int(sequence.pages[position / page_tokens]) * pages.latent_page_bytes +
-           position % page_tokens * latent * size_of(pages.latent_dtype);
+StoredRow latent_at(const LatentPages& pages, const SequenceRows& sequence, Position position,
+                    std::size_t latent) {
+    return stored_row(static_cast<std::byte*>(pages.latents) +
+                          to_int(sequence.pages[position / page_tokens]) * pages.latent_page_bytes,
+                      pages.latent_dtype, page_tokens, latent, position % page_tokens);
 }
 
-std::byte* pooled_at(const LatentPages& pages, const SequenceRows& sequence, std::size_t pool_index,
-                     std::size_t pool, std::size_t dim) {
+StoredRow pooled_at(const LatentPages& pages, const SequenceRows& sequence, std::size_t pool_index,
+                    std::size_t pool, std::size_t dim) {
     const std::size_t position = pool_index * pool;
-    return static_cast<std::byte*>(pages.pooled) +
-           to_int(sequence.pages[position / page_tokens]) * pages.pooled_page_bytes +
-           position % page_tokens / pool * dim * size_of(pages.pooled_dtype);
+    return stored_row(static_cast<std::byte*>(pages.pooled) +
+                          to_int(sequence.pages[position / page_tokens]) * pages.pooled_page_bytes,
+                      pages.pooled_dtype, page_tokens / pool, dim, position % page_tokens / pool);
 }
 
 float* tail_at(const LatentPages& pages, RequestSlot slot, Position position, std::size_t dim) {
@@ -53,7 +53,8 @@ void CpuPrimitives::index_pool(const IndexPool& op) {
     assert(op.pool <= most_pool);
     for (const SequenceRows& sequence : op.batch->sequences) {
         const Position first = sequence.first_position;
-        const auto pool_of = [&](Position last) {
+        reserve_thread_scratch(dim);
+        const auto pool_of = [&](Position last, std::size_t thread) {
             const Position start = last + 1 - static_cast<Position>(op.pool);
             const float* keys[most_pool];
             const float* gates[most_pool];
@@ -67,15 +68,10 @@ void CpuPrimitives::index_pool(const IndexPool& op) {
                     gates[j] = keys[j] + dim;
                 }
             }
-            std::byte* const to = pooled_at(op.pages, sequence, start / op.pool, op.pool, dim);
-            constexpr std::size_t block = 64;
-            for (std::size_t c = 0; c < dim; c += block) {
-                float pooled[block];
-                const std::size_t count = std::min(block, dim - c);
-                kernels_.pool_keys(keys, gates, op.ape, op.pool, dim, c, count, pooled);
-                for (std::size_t i = 0; i < count; ++i)
-                    store_rounded(to, op.pages.pooled_dtype, c + i, pooled[i]);
-            }
+            float* const pooled = thread_scratch(thread, dim);
+            kernels_.pool_keys(keys, gates, op.ape, op.pool, dim, 0, dim, pooled);
+            store_row(pooled_at(op.pages, sequence, start / op.pool, op.pool, dim),
+                      op.pages.pooled_dtype, {pooled, dim});
         };
         // The rows that complete a pool.
         const Position pool = static_cast<Position>(op.pool);
@@ -83,9 +79,9 @@ void CpuPrimitives::index_pool(const IndexPool& op) {
         const Position end = first + sequence.row_count;
         const std::size_t completed = first_end < end ? (end - 1 - first_end) / pool + 1 : 0;
         in_blocks(completed, dim * op.pool * 2,
-                  [&](std::size_t begin, std::size_t stop, std::size_t) {
+                  [&](std::size_t begin, std::size_t stop, std::size_t thread) {
                       for (std::size_t i = begin; i < stop; ++i)
-                          pool_of(first_end + static_cast<Position>(i) * pool);
+                          pool_of(first_end + static_cast<Position>(i) * pool, thread);
                   });
         const std::uint32_t kept = std::min(sequence.row_count, op.pages.tail_ring);
         for (std::uint32_t i = sequence.row_count - kept; i < sequence.row_count; ++i) {
@@ -118,13 +114,15 @@ void CpuPrimitives::select_row(const SelectTokens& op, const SequenceRows& seque
         const float scale = 1.0f / std::sqrt(static_cast<float>(op.dim));
         const std::size_t a_page = page_tokens / op.pool;
         const auto score = [&](std::size_t first, std::size_t last) {
-            float scores[page_tokens];
+            float scores[page_tokens], key_scales[page_tokens];
             while (first < last) {
                 const std::size_t in_page = std::min(last - first, a_page - first % a_page);
+                const StoredRow keys = pooled_at(op.pages, sequence, first, op.pool, op.dim);
+                for (std::size_t i = 0; keys.scale != nullptr && i < in_page; ++i)
+                    key_scales[i] = row_scale(keys.scale[i]);
                 kernels_.index_scores(query, query + op.heads * packed_width(op.dim), op.heads,
-                                      op.dim, scale,
-                                      pooled_at(op.pages, sequence, first, op.pool, op.dim),
-                                      op.pages.pooled_dtype, in_page, scores);
+                                      op.dim, scale, keys.values, key_scales, op.pages.pooled_dtype,
+                                      in_page, scores);
                 for (std::size_t i = 0; i < in_page; ++i)
                     ranking[first + i] = rank_of(scores[i], static_cast<std::uint32_t>(first + i));
                 first += in_page;
@@ -190,17 +188,15 @@ void CpuPrimitives::select_tokens(const SelectTokens& op) {
 void CpuPrimitives::store_latents(const StoreLatents& op) {
     const std::size_t latent = op.latents.columns;
     for (const SequenceRows& sequence : op.batch->sequences) {
-        in_blocks(sequence.row_count, latent / 4,
-                  [&](std::size_t first, std::size_t last, std::size_t) {
-                      for (std::size_t i = first; i < last; ++i) {
-                          std::byte* const to =
-                              latent_at(op.pages, sequence,
-                                        sequence.first_position + static_cast<Position>(i), latent);
-                          const float* const from = op.latents.row(sequence.first_row + i);
-                          for (std::size_t c = 0; c < latent; ++c)
-                              store_rounded(to, op.pages.latent_dtype, c, from[c]);
-                      }
-                  });
+        in_blocks(
+            sequence.row_count, latent / 4, [&](std::size_t first, std::size_t last, std::size_t) {
+                for (std::size_t i = first; i < last; ++i) {
+                    store_row(latent_at(op.pages, sequence,
+                                        sequence.first_position + static_cast<Position>(i), latent),
+                              op.pages.latent_dtype,
+                              {op.latents.row(sequence.first_row + i), latent});
+                }
+            });
     }
 }
 
@@ -237,7 +233,7 @@ void CpuPrimitives::latent_attention(const LatentAttention& op) {
     const float* const absorbed = products_.pack_heads(op.absorbed, shape.heads, shape.latent,
                                                        op.arithmetic == Arithmetic::standard);
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape.query_key_dim));
-    // Pointers to the selected latents lie behind the kernel's own scratch.
+    // Pointers to the selected latents lie behind the kernel's own scratch, then their scales.
     const std::size_t own = attend_scratch_floats(shape.latent);
     reserve_thread_scratch(attention_thread_floats(shape.latent, op.positions.columns));
     const std::size_t together = rows * shape.heads >= attend_heads_at_once * pool_.threads() * 2
@@ -250,15 +246,20 @@ void CpuPrimitives::latent_attention(const LatentAttention& op) {
         const SequenceRows& sequence = sequence_of_row(*op.batch, row);
         float* const scratch = thread_scratch(thread, own);
         auto* const tokens = reinterpret_cast<const void**>(scratch + own);
+        auto* const scales = reinterpret_cast<float*>(tokens + op.positions.columns);
         const std::uint32_t* const positions = op.positions.row(row);
-        for (std::size_t i = 0; i < op.counts[row]; ++i)
-            tokens[i] = latent_at(op.pages, sequence, positions[i], shape.latent);
+        for (std::size_t i = 0; i < op.counts[row]; ++i) {
+            const StoredRow latent = latent_at(op.pages, sequence, positions[i], shape.latent);
+            tokens[i] = latent.values;
+            if (latent.scale != nullptr) scales[i] = row_scale(*latent.scale);
+        }
         AttendHeads attend;
         attend.heads = std::min(together, shape.heads - head);
         attend.latent = shape.latent;
         attend.absorbed = absorbed + (row * shape.heads + head) * width;
         attend.absorbed_stride = width;
         attend.tokens = tokens;
+        attend.token_scales = scales;
         attend.latent_dtype = op.pages.latent_dtype;
         attend.count = op.counts[row];
         attend.scale = scale;

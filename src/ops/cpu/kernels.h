@@ -159,10 +159,11 @@ struct Kernels {
     void (*pool_keys)(const float* const* keys, const float* const* gates, const float* ape,
                       std::size_t pool, std::size_t dim, std::size_t first, std::size_t count,
                       float* out);
-    // scores[p] = sum_h weights[h] * max(0, query[h] . key(p) * scale)
+    // scores[p] = sum_h weights[h] * max(0, query[h] . key(p) * scale); key_scales as token_scales
+    // of AttendHeads.
     void (*index_scores)(const float* query, const float* weights, std::size_t heads,
-                         std::size_t dim, float scale, const void* keys, DType key_dtype,
-                         std::size_t count, float* scores);
+                         std::size_t dim, float scale, const void* keys, const float* key_scales,
+                         DType key_dtype, std::size_t count, float* scores);
 
     // X_j = post_j * y + sum_a comb[a][j] X_a, in place.
     void (*mhc_update)(const float* y, const float* post, const float* comb, std::size_t streams,
@@ -220,13 +221,15 @@ constexpr std::size_t kda_scratch_floats(std::size_t dim) {
 }
 
 // Attention of `heads` heads of one query row over `count` selected latents, in splits of
-// attention_split.  tokens[i] points at the i-th selected latent, stored as latent_dtype.
+// attention_split.  tokens[i] points at the i-th selected latent, stored as latent_dtype, and
+// token_scales[i] is its row's scale (stored_rows.h) where that type has one.
 struct AttendHeads {
     std::size_t heads = 0;
     std::size_t latent = 0;
     const float* absorbed = nullptr;  // [heads][packed_width(latent)], rounded if standard
     std::size_t absorbed_stride = 0;
     const void* const* tokens = nullptr;
+    const float* token_scales = nullptr;
     DType latent_dtype = DType::bf16;
     std::size_t count = 0;
     float scale = 1.0f;
@@ -240,13 +243,13 @@ constexpr std::size_t attend_scratch_floats(std::size_t latent) {
 }
 
 // What a thread needs beside panels: kda_step's scratch and a copy of a slab of 64 columns; the
-// attention's scratch and a pointer to every selected latent.
+// attention's scratch, a pointer to every selected latent and its scale.
 inline constexpr std::size_t kda_slab = 64;
 constexpr std::size_t kda_thread_floats(std::size_t dim) {
     return kda_scratch_floats(dim) + dim * kda_slab;
 }
 constexpr std::size_t attention_thread_floats(std::size_t latent, std::size_t most_selected) {
-    return attend_scratch_floats(latent) + most_selected * (sizeof(void*) / sizeof(float));
+    return attend_scratch_floats(latent) + most_selected * (sizeof(void*) / sizeof(float) + 1);
 }
 
 }  // namespace percheron::ops::cpu

@@ -166,8 +166,12 @@ void kda_step(const KdaStepHead& head) {
 
 // ---- stored rows of a cache: bf16, float or e4m3
 
+// at() hands out the stored values divided by `unit`, and by their row's scale where the type has
+// one: whoever reads them multiplies what they make of a row, by powers of two.
+
 template <class V>
 struct StoredFloats {
+    static constexpr bool is_scaled = false;
     static typename V::F at(const void* data, std::size_t i, std::size_t count) {
         return load_up_to<V>(static_cast<const float*>(data) + i, count);
     }
@@ -175,6 +179,7 @@ struct StoredFloats {
 
 template <class V>
 struct StoredBf16 {
+    static constexpr bool is_scaled = false;
     static typename V::F at(const void* data, std::size_t i, std::size_t count) {
         const std::uint16_t* from = static_cast<const std::uint16_t*>(data) + i;
         if (count == V::lanes) return V::load_bf16(from);
@@ -186,6 +191,8 @@ struct StoredBf16 {
 
 template <class V>
 struct StoredE4m3 {
+    static constexpr bool is_scaled = true;
+    static constexpr float unit = 256.0f;
     static typename V::F at(const void* data, std::size_t i, std::size_t count) {
         const std::uint8_t* from = static_cast<const std::uint8_t*>(data) + i;
         std::uint8_t padded[16] = {};
@@ -193,7 +200,7 @@ struct StoredE4m3 {
             std::memcpy(padded, from, count);
             from = padded;
         }
-        return V::mul(V::load_e4m3(from), V::set1(256.0f));
+        return V::load_e4m3(from);
     }
 };
 
@@ -247,8 +254,10 @@ void attend_split(const AttendHeads& a, const float* absorbed, std::size_t first
     for (std::size_t i = 0; i < count; ++i) {
         float scores[H];
         dots<V, Stored, H>(absorbed, a.absorbed_stride, a.tokens[first + i], a.latent, scores);
-        for (int h = 0; h < H; ++h)
+        for (int h = 0; h < H; ++h) {
+            if constexpr (Stored::is_scaled) scores[h] *= a.token_scales[first + i] * Stored::unit;
             weights[static_cast<std::size_t>(h) * split + i] = scores[h] * a.scale;
+        }
     }
     for (int h = 0; h < H; ++h) {
         float* const w = weights + static_cast<std::size_t>(h) * split;
@@ -283,7 +292,9 @@ void attend_split(const AttendHeads& a, const float* absorbed, std::size_t first
             }
 #pragma GCC unroll 4
             for (int h = 0; h < H; ++h) {
-                const F w = V::set1(weights[static_cast<std::size_t>(h) * split + i]);
+                float weight = weights[static_cast<std::size_t>(h) * split + i];
+                if constexpr (Stored::is_scaled) weight *= a.token_scales[first + i] * Stored::unit;
+                const F w = V::set1(weight);
 #pragma GCC unroll 4
                 for (std::size_t c = 0; c < C; ++c)
                     sums[h][c] = V::fma(w, latent[c], sums[h][c]);
@@ -379,15 +390,18 @@ void pool_keys(const float* const* keys, const float* const* gates, const float*
 
 template <class V>
 void index_scores(const float* query, const float* weights, std::size_t heads, std::size_t dim,
-                  float scale, const void* keys, DType key_dtype, std::size_t count,
-                  float* scores) {
+                  float scale, const void* keys, const float* key_scales, DType key_dtype,
+                  std::size_t count, float* scores) {
     const std::size_t stride = packed_width(dim);
     with_stored<V>(key_dtype, [&]<class Stored>() {
         for (std::size_t p = 0; p < count; ++p) {
             const void* const key = static_cast<const char*>(keys) + p * dim * size_of(key_dtype);
+            float key_scale = 1;
+            if constexpr (Stored::is_scaled) key_scale = key_scales[p] * Stored::unit;
             float score = 0;
             std::size_t h = 0;
             const auto add = [&](float dot, std::size_t head) {
+                if constexpr (Stored::is_scaled) dot *= key_scale;
                 const float scaled = dot * scale;
                 score += weights[head] * (scaled > 0 ? scaled : 0.0f);
             };

@@ -73,14 +73,36 @@ __device__ inline void wait_for_barrier([[maybe_unused]] std::uint32_t barrier,
 #endif
 }
 
-// A 16-byte load that may see what the previous kernel wrote (never the non-coherent path, which a
-// kernel started early could serve from stale lines).
+// Loads of 16, 8, 2 and 1 bytes that may see what the previous kernel wrote (never the non-coherent
+// path, which a kernel started early could serve from stale lines).
 __device__ inline uint4 load_16(const void* global) {
     uint4 value;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "l"(global)
                  : "memory");
+    return value;
+}
+
+__device__ inline uint2 load_8(const void* global) {
+    uint2 value;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(value.x), "=r"(value.y)
+                 : "l"(global)
+                 : "memory");
+    return value;
+}
+__device__ inline std::uint32_t load_2(const void* global) {
+    std::uint32_t value;
+    asm volatile("{ .reg .b16 half; ld.global.b16 half, [%1]; cvt.u32.u16 %0, half; }"
+                 : "=r"(value)
+                 : "l"(global)
+                 : "memory");
+    return value;
+}
+__device__ inline std::uint32_t load_1(const void* global) {
+    std::uint32_t value;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
     return value;
 }
 

@@ -2,6 +2,7 @@
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/stored_rows.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -29,7 +30,8 @@ struct Shared {
     float scores[2][block_heads][chunk_tokens + 4];  // of either half of the columns
     __nv_bfloat16 weights[block_heads][weight_elements];
     float rescale[block_heads];
-    std::size_t from[split_tokens];  // where the selected tokens' latents lie, in bytes
+    std::size_t from[split_tokens];      // where the selected tokens' latents lie, in bytes
+    std::uint32_t scales[split_tokens];  // of fp8: their rows' scales, as pairs
 };
 
 __device__ float* partial_of(const SelectedAttention& op, int row, int split, int head) {
@@ -38,26 +40,8 @@ __device__ float* partial_of(const SelectedAttention& op, int row, int split, in
            ((static_cast<std::size_t>(row) * splits + split) * op.heads + head) * split_floats;
 }
 
-// 16 e4m3 values as bf16.
-__device__ void widen_16(uint4 codes, __nv_bfloat16* to) {
-    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-    constexpr std::uint32_t two_to_120 = 0x7b807b80u;
-    std::uint32_t out[8];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            // Bytes 2 half and 2 half + 1 into the high bytes of a pair.
-            const std::uint32_t pair = __byte_perm(words[w], 0, half ? 0x3424 : 0x1404);
-            const std::uint32_t small = (pair & 0x80008000u) | ((pair >> 4) & 0x07f007f0u);
-            out[2 * w + half] = multiply_bf16x2(small, two_to_120);
-        }
-    }
-    reinterpret_cast<uint4*>(to)[0] = make_uint4(out[0], out[1], out[2], out[3]);
-    reinterpret_cast<uint4*>(to)[1] = make_uint4(out[4], out[5], out[6], out[7]);
-}
-
-// Gathers a chunk of the split into shared memory; tokens past the last are zero.
+// Of a chunk's tokens, every eighth is one warp's.  Gathers them into shared memory; tokens past
+// the last are zero.  Codes of fp8 go to the second half of the place that their values will have.
 template <bool is_fp8>
 __device__ void gather(const void* latents, const std::size_t* from, int count,
                        __nv_bfloat16 (*to)[row_elements]) {
@@ -66,7 +50,7 @@ __device__ void gather(const void* latents, const std::size_t* from, int count,
         if (token < count) {
             const char* const row = static_cast<const char*>(latents) + from[token];
             if constexpr (is_fp8) {
-                widen_16(load_16(row + lane * 16), to[token] + lane * 16);
+                copy_16_async(to[token] + 256 + lane * 8, row + lane * 16);
             } else {
                 copy_16_async(to[token] + lane * 8, row + lane * 16);
                 copy_16_async(to[token] + 256 + lane * 8, row + 512 + lane * 16);
@@ -75,6 +59,29 @@ __device__ void gather(const void* latents, const std::size_t* from, int count,
             *reinterpret_cast<uint4*>(to[token] + lane * 8) = make_uint4(0, 0, 0, 0);
             *reinterpret_cast<uint4*>(to[token] + 256 + lane * 8) = make_uint4(0, 0, 0, 0);
         }
+    }
+}
+
+// The same warp's codes, which have come, become values.
+__device__ void widen(const std::uint32_t* scales, int count, __nv_bfloat16 (*to)[row_elements]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < chunk_tokens / warps; ++i) {
+        const int token = i * warps + warp;
+        if (token >= count) break;
+        const uint4 codes = *reinterpret_cast<const uint4*>(to[token] + 256 + lane * 8);
+        const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+        std::uint32_t out[8];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const uint2 pairs = widen_4(words[w]);
+            out[2 * w] = multiply_bf16x2(pairs.x, scales[token]);
+            out[2 * w + 1] = multiply_bf16x2(pairs.y, scales[token]);
+        }
+        __syncwarp();  // all lanes have their codes
+        uint4* const row = reinterpret_cast<uint4*>(to[token] + lane * 16);
+        row[0] = make_uint4(out[0], out[1], out[2], out[3]);
+        row[1] = make_uint4(out[4], out[5], out[6], out[7]);
     }
 }
 
@@ -111,11 +118,16 @@ __global__ void __launch_bounds__(threads)
             *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
     }
     end_copy_group();
+    std::uint32_t scale = 0;
     if (threadIdx.x < count) {
         const std::uint32_t first_page = op.batch.sequences[sequence].first_page;
+        const std::size_t page =
+            op.batch.pages[first_page + position / 64] * op.pages.latent_page_bytes;
         shared.from[threadIdx.x] =
-            op.batch.pages[first_page + position / 64] * op.pages.latent_page_bytes +
-            static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
+            page + static_cast<std::size_t>(position % 64) * latent * (is_fp8 ? 1 : 2);
+        if constexpr (is_fp8)
+            scale = load_1(static_cast<const char*>(op.pages.latents) + page + 64 * latent +
+                           position % 64);
     }
 
     const int chunks = (count + chunk_tokens - 1) / chunk_tokens;
@@ -129,6 +141,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
     fetch(0);
     fetch(1);
+    if constexpr (is_fp8) shared.scales[threadIdx.x] = scale_pair(scale);
     wait_for_copies<2>();  // the queries
     __syncthreads();
 
@@ -158,9 +171,10 @@ __global__ void __launch_bounds__(threads)
     float read[head_tiles][latent / warps / 8][4] = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
         wait_for_copies<1>();
-        __syncthreads();
         __nv_bfloat16(*const c)[row_elements] = shared.latents[chunk % 2];
         const int here = min(count - chunk * chunk_tokens, chunk_tokens);
+        if constexpr (is_fp8) widen(shared.scales + chunk * chunk_tokens, here, c);
+        __syncthreads();
 
         float score[4][4] = {};
         const __nv_bfloat16* const b_row = c[first_token + lane % 8 + 8 * (lane / 16)] +

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/select_tokens.h"
+#include "ops/cuda/stored_rows.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -32,7 +33,49 @@ __device__ RowView row_view(const TokenSelection& op, int row) {
     return view;
 }
 
+// A lane's share of eight pooled keys: eight columns of one key, four times; of fp8 the scales of
+// the two keys whose scores the lane gets.
+template <bool is_fp8>
+struct PooledKeys {
+    uint4 columns[4];
+
+    __device__ void load(const char* page, int first, int g, int q) {
+        const char* const key = page + ((first + g) * dim + q * 8) * 2;
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            columns[step] = load_16(key + step * 64);
+    }
+    __device__ uint4 of(int step) const {
+        return columns[step];
+    }
+    __device__ float scaled(float sum, int /*column*/) const {
+        return sum;
+    }
+};
+
+template <>
+struct PooledKeys<true> {
+    uint2 codes[4];
+    std::uint32_t scales;
+
+    __device__ void load(const char* page, int first, int g, int q) {
+        const char* const key = page + (first + g) * dim + q * 8;
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            codes[step] = load_8(key + step * 32);
+        scales = load_2(page + page_pools * dim + first + 2 * q);
+    }
+    __device__ uint4 of(int step) const {
+        const uint2 low = widen_4(codes[step].x), high = widen_4(codes[step].y);
+        return make_uint4(low.x, low.y, high.x, high.y);
+    }
+    __device__ float scaled(float sum, int column) const {
+        return sum * scale_value((scales >> (8 * column)) & 255u);
+    }
+};
+
 // Scores of eight pools at a time a warp: heads are the tensor core's rows, pools its columns.
+template <bool is_fp8>
 __global__ void __launch_bounds__(score_warps * 32)
     score_kernel(const __grid_constant__ TokenSelection op) {
     wait_for_previous_kernel();
@@ -73,31 +116,25 @@ __global__ void __launch_bounds__(score_warps * 32)
 
     float* const scores = op.scores + static_cast<std::size_t>(row) * op.most_pools;
     const int end = min(first + pools_of_block, view.candidates);
-    const auto load_keys = [&](int base, uint4(&b)[4]) {
+    const auto load_keys = [&](int base, PooledKeys<is_fp8>& keys) {
         const std::size_t page = view.pages[base / page_pools];
         // Pools past the last candidate lie in the same page; what they score is not stored.
-        const char* const key = static_cast<const char*>(op.pages.pooled) +
-                                page * op.pages.pooled_page_bytes +
-                                ((base % page_pools + g) * dim + q * 8) * 2;
-#pragma unroll
-        for (int step = 0; step < 4; ++step)
-            b[step] = load_16(key + step * 64);
+        keys.load(static_cast<const char*>(op.pages.pooled) + page * op.pages.pooled_page_bytes,
+                  base % page_pools, g, q);
     };
-    uint4 next[4];
+    PooledKeys<is_fp8> next;
     if (first + warp * 8 < end) load_keys(first + warp * 8, next);
     for (int base = first + warp * 8; base < end; base += score_warps * 8) {
         float sum[2][1][4] = {};
-        uint4 b[4];
-#pragma unroll
-        for (int step = 0; step < 4; ++step)
-            b[step] = next[step];
+        const PooledKeys<is_fp8> keys = next;
         if (base + score_warps * 8 < end) load_keys(base + score_warps * 8, next);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
+            const uint4 b = keys.of(step);
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
-                multiply_add(sum[tile][0], a[tile][step][0], b[step].x, b[step].y);
-                multiply_add(sum[tile][0], a[tile][step][1], b[step].z, b[step].w);
+                multiply_add(sum[tile][0], a[tile][step][0], b.x, b.y);
+                multiply_add(sum[tile][0], a[tile][step][1], b.z, b.w);
             }
         }
         constexpr float dim_scale = 0.08838834764831845f;  // 128^-1/2
@@ -109,9 +146,11 @@ __global__ void __launch_bounds__(score_warps * 32)
             for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
                 for (int high = 0; high < 2; ++high)
-                    score[column] = fmaf(weight[tile][high],
-                                         fmaxf(sum[tile][0][2 * high + column] * dim_scale, 0.0f),
-                                         score[column]);
+                    score[column] =
+                        fmaf(weight[tile][high],
+                             fmaxf(keys.scaled(sum[tile][0][2 * high + column], column) * dim_scale,
+                                   0.0f),
+                             score[column]);
             }
 #pragma unroll
             for (int offset = 4; offset <= 16; offset *= 2)
@@ -327,15 +366,16 @@ Status launch_select(const TokenSelection& op, const LaunchContext& context) {
 }  // namespace
 
 Status select_tokens(const TokenSelection& op, const LaunchContext& context) {
-    if (op.heads > most_heads || op.pages.pooled_dtype != DType::bf16)
+    const bool is_fp8 = op.pages.pooled_dtype == DType::f8_e4m3;
+    if (op.heads > most_heads || (op.pages.pooled_dtype != DType::bf16 && !is_fp8))
         return Error(ErrorCode::unsupported,
-                     "the CUDA indexer takes at most 32 heads and bf16 pooled keys");
+                     "the CUDA indexer takes at most 32 heads and bf16 or fp8 pooled keys");
     if (op.positions_stride % 4 != 0)
         return Error(ErrorCode::invalid_argument,
                      "selected positions need rows of a multiple of 4");
     if (op.most_pools > op.topk / pool) {
         PERCHERON_TRY(
-            launch("launching the index scores", score_kernel,
+            launch("launching the index scores", is_fp8 ? score_kernel<true> : score_kernel<false>,
                    {dim3((op.most_pools + pools_of_block - 1) / pools_of_block, op.batch.rows),
                     score_warps * 32, 0},
                    context, op));

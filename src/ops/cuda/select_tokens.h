@@ -1,6 +1,6 @@
 // Which tokens each row attends to: index scores of all candidate pools on the tensor cores, then
 // the exact best of them.  The formulas and the order of the positions are those of
-// ops/select_tokens.h; index dim 128, pool 4, at most 32 index heads, bf16 pooled keys.
+// ops/select_tokens.h; index dim 128, pool 4, at most 32 index heads, bf16 or fp8 pooled keys.
 //
 // Numerics: a score is the same function of its row's query and its pool wherever it is computed:
 // fp32 sums over the columns in the tensor core's order, over the heads in a fixed tree.  Rows none

@@ -1,5 +1,6 @@
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/sparse_rows.h"
+#include "ops/cuda/stored_rows.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -68,6 +69,7 @@ __device__ void add_token(float gate, float key, float& most, float& sum, float&
     pooled = fmaf(pooled, keep, weight * key);
 }
 
+template <bool is_fp8>
 __device__ void write_pool(const SparseRows& op, const DeviceSequence& s, std::uint32_t last,
                            int lane) {
     constexpr float none = -INFINITY;
@@ -84,11 +86,22 @@ __device__ void write_pool(const SparseRows& op, const DeviceSequence& s, std::u
     }
     key = make_float4(key.x / sum.x, key.y / sum.y, key.z / sum.z, key.w / sum.w);
     const std::uint32_t page = op.batch.pages[s.first_page + last / page_rows];
-    char* const to = static_cast<char*>(op.pages.pooled) + page * op.pages.pooled_page_bytes +
-                     static_cast<std::size_t>(last % page_rows / pool) * dim * 2;
-    *reinterpret_cast<uint2*>(to + lane * 8) = as_bf16(key);
+    char* const share = static_cast<char*>(op.pages.pooled) + page * op.pages.pooled_page_bytes;
+    const std::uint32_t place = last % page_rows / pool;
+    if constexpr (is_fp8) {
+        const std::uint32_t scale = scale_byte(
+            __reduce_max_sync(full_warp, max(max(magnitude_bits(key.x), magnitude_bits(key.y)),
+                                             max(magnitude_bits(key.z), magnitude_bits(key.w)))));
+        *reinterpret_cast<std::uint32_t*>(share + place * dim + lane * 4) =
+            row_code(key.x, scale) | row_code(key.y, scale) << 8 | row_code(key.z, scale) << 16 |
+            row_code(key.w, scale) << 24;
+        if (lane == 0) share[page_rows / pool * dim + place] = static_cast<char>(scale);
+    } else {
+        *reinterpret_cast<uint2*>(share + place * dim * 2 + lane * 8) = as_bf16(key);
+    }
 }
 
+template <bool is_fp8>
 __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::uint32_t row,
                            int lane) {
     const std::uint32_t position = s.first_position + (row - s.first_row);
@@ -98,9 +111,9 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
     const bool starts_inside = position >= s.first_position + (pool - 1);
     const std::uint32_t begun = s.first_position / pool * pool + pool - 1;
     if (position % pool == pool - 1 && starts_inside)
-        write_pool(op, s, position, lane);
+        write_pool<is_fp8>(op, s, position, lane);
     else if (is_first && begun < end && (s.first_position % pool != 0))
-        write_pool(op, s, begun, lane);
+        write_pool<is_fp8>(op, s, begun, lane);
     if (!is_first) return;
     // Every lane reads and writes its own channels of the ring, so no lane overtakes another.
     const std::uint32_t kept = min(s.row_count, op.pages.tail_ring);
@@ -113,8 +126,10 @@ __device__ void index_side(const SparseRows& op, const DeviceSequence& s, std::u
     }
 }
 
+template <bool is_fp8>
 __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ SparseRows op) {
     __shared__ float parts[2][norm_warps];
+    __shared__ std::uint32_t largest[norm_warps];
     if (op.query_rank > 0) prefetch(op.query_norm, op.query_rank * 4, threadIdx.x, threads);
     prefetch(op.latent_norm, latent * 4, static_cast<int>(threadIdx.x) - 64, threads);
     prefetch(op.key_norm, dim * 4, static_cast<int>(threadIdx.x) - 96, threads);
@@ -129,7 +144,7 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
     const float* const query = from + op.query_at;
     const float* const own_latent = from + op.latent_at;
     if (warp == norm_warps) {
-        index_side(op, s, row, lane);
+        index_side<is_fp8>(op, s, row, lane);
     } else {
         float squares[2] = {};
 #pragma unroll 6
@@ -162,26 +177,55 @@ __global__ void __launch_bounds__(threads) rows_kernel(const __grid_constant__ S
         out[i] = __float2bfloat16_rn(query[i] * scale[0] * op.query_norm[i]);
     const std::uint32_t position = s.first_position + (row - s.first_row);
     const std::uint32_t page = op.batch.pages[s.first_page + position / page_rows];
-    __nv_bfloat16* const home =
-        reinterpret_cast<__nv_bfloat16*>(static_cast<char*>(op.pages.latents) +
-                                         page * op.pages.latent_page_bytes) +
-        static_cast<std::size_t>(position % page_rows) * latent;
-#pragma unroll 6
-    for (int i = threadIdx.x; i < latent; i += norm_warps * 32)
-        home[i] = __float2bfloat16_rn(own_latent[i] * scale[1] * op.latent_norm[i]);
+    char* const share = static_cast<char*>(op.pages.latents) + page * op.pages.latent_page_bytes;
+    const std::uint32_t place = position % page_rows;
+    constexpr int own = latent / (norm_warps * 32);
+    float values[own];
+#pragma unroll
+    for (int j = 0; j < own; ++j) {
+        const int i = j * norm_warps * 32 + threadIdx.x;
+        values[j] = own_latent[i] * scale[1] * op.latent_norm[i];
+    }
+    if constexpr (is_fp8) {
+        std::uint32_t most = 0;
+#pragma unroll
+        for (int j = 0; j < own; ++j)
+            most = max(most, magnitude_bits(values[j]));
+        most = __reduce_max_sync(full_warp, most);
+        if (lane == 0) largest[warp] = most;
+        // Of these warps alone: the indexer's has left.
+        asm volatile("bar.sync 1, %0;" ::"n"(norm_warps * 32) : "memory");
+#pragma unroll
+        for (int w = 0; w < norm_warps; ++w)
+            most = max(most, largest[w]);
+        const std::uint32_t row_scale = scale_byte(most);
+#pragma unroll
+        for (int j = 0; j < own; ++j)
+            share[place * latent + j * norm_warps * 32 + threadIdx.x] =
+                static_cast<char>(row_code(values[j], row_scale));
+        if (threadIdx.x == 0) share[page_rows * latent + place] = static_cast<char>(row_scale);
+    } else {
+        auto* const home = reinterpret_cast<__nv_bfloat16*>(share) + place * latent;
+#pragma unroll
+        for (int j = 0; j < own; ++j)
+            home[j * norm_warps * 32 + threadIdx.x] = __float2bfloat16_rn(values[j]);
+    }
 }
 
 }  // namespace
 
 Status sparse_rows(const SparseRows& op, const LaunchContext& context) {
-    if (op.pages.latent_dtype != DType::bf16 || op.pages.pooled_dtype != DType::bf16)
-        return Error(ErrorCode::unsupported, "CUDA keeps latents and pooled index keys in bf16");
+    const DType dtype = op.pages.latent_dtype;
+    if ((dtype != DType::bf16 && dtype != DType::f8_e4m3) || op.pages.pooled_dtype != dtype)
+        return Error(ErrorCode::unsupported,
+                     "CUDA keeps latents and pooled index keys in bf16 or fp8, both alike");
     if (op.stride % 4 != 0 || op.key_at % 4 != 0 || op.gate_at % 4 != 0 ||
         op.pages.tail_stride % 4 != 0)
         return Error(ErrorCode::invalid_argument,
                      "a sparse layer's projections need columns in multiples of 4");
-    return launch("launching a sparse layer's rows", rows_kernel, {dim3(op.batch.rows), threads, 0},
-                  context, op);
+    return launch("launching a sparse layer's rows",
+                  dtype == DType::bf16 ? rows_kernel<false> : rows_kernel<true>,
+                  {dim3(op.batch.rows), threads, 0}, context, op);
 }
 
 }  // namespace percheron::ops::cuda

@@ -1,7 +1,7 @@
 // What a sparse-attention layer does with its rows' projections before it attends: the norms of the
 // query rank and of the latents, the latents' place in the cache, the index keys' norm, pooled keys
 // and tails.  The formulas are those of ops/rms_norm.h, layer_norm.h, latent_attention.h
-// (store_latents) and index_pool.h; latents of 512, index dim 128, pools of 4, bf16 caches.
+// (store_latents) and index_pool.h; latents of 512, index dim 128, pools of 4, bf16 or fp8 caches.
 //
 // One thread block a row.  A pool that begins before the batch is computed, and the tail ring is
 // written, by the block of its sequence's first row alone, in this order; every other pool by the

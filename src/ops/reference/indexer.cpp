@@ -5,7 +5,7 @@
 
 #include "ops/reference/reference_primitives.h"
 #include "ops/reference/scalar_functions.h"
-#include "ops/stored_values.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::ops::reference {
 namespace {
@@ -15,23 +15,19 @@ float* tail_row(const LatentPages& pages, RequestSlot slot, Position p, std::siz
     return pages.tails + to_int(slot) * pages.tail_stride + (p % pages.tail_ring) * 2 * dim;
 }
 
-// Where pool P of a sequence is stored: the page's memory and the first element in it.
-struct PooledKey {
-    void* page;
-    std::size_t first;
-};
-
-PooledKey pooled_key(const LatentPages& pages, const SequenceRows& sequence, std::size_t pool_index,
+// Where pool P of a sequence is stored.
+StoredRow pooled_key(const LatentPages& pages, const SequenceRows& sequence, std::size_t pool_index,
                      std::size_t pool, std::size_t dim) {
     const std::size_t position = pool_index * pool;
     auto* const memory = static_cast<std::byte*>(pages.pooled);
-    return {memory + to_int(sequence.pages[position / page_tokens]) * pages.pooled_page_bytes,
-            position % page_tokens / pool * dim};
+    return stored_row(
+        memory + to_int(sequence.pages[position / page_tokens]) * pages.pooled_page_bytes,
+        pages.pooled_dtype, page_tokens / pool, dim, position % page_tokens / pool);
 }
 
 double score(const SelectTokens& op, const SequenceRows& sequence, std::size_t row,
              std::size_t pool_index) {
-    const PooledKey key = pooled_key(op.pages, sequence, pool_index, op.pool, op.dim);
+    const StoredRow key = pooled_key(op.pages, sequence, pool_index, op.pool, op.dim);
     const double dim_scale = 1.0 / std::sqrt(static_cast<double>(op.dim));
     const double head_scale = 1.0 / std::sqrt(static_cast<double>(op.heads));
     double total = 0;
@@ -40,7 +36,7 @@ double score(const SelectTokens& op, const SequenceRows& sequence, std::size_t r
         double dot = 0;
         for (std::size_t c = 0; c < op.dim; ++c) {
             dot += static_cast<double>(product_input(query[c], op.arithmetic)) *
-                   load_stored(key.page, op.pages.pooled_dtype, key.first + c);
+                   load_stored(key, op.pages.pooled_dtype, c);
         }
         total += op.head_weight.row(row)[head] * head_scale * std::max(0.0, dot * dim_scale);
     }
@@ -52,6 +48,7 @@ double score(const SelectTokens& op, const SequenceRows& sequence, std::size_t r
 void ReferencePrimitives::index_pool(const IndexPool& op) {
     const std::size_t dim = op.key.columns;
     std::vector<double> weights(op.pool);
+    std::vector<float> key(dim);
     for (const SequenceRows& sequence : op.batch->sequences) {
         const Position first = sequence.first_position;
         const auto key_of = [&](Position p) {
@@ -66,7 +63,6 @@ void ReferencePrimitives::index_pool(const IndexPool& op) {
             const Position last = first + i;
             if ((last + 1) % op.pool != 0) continue;
             const Position start = last + 1 - static_cast<Position>(op.pool);
-            const PooledKey out = pooled_key(op.pages, sequence, start / op.pool, op.pool, dim);
             for (std::size_t c = 0; c < dim; ++c) {
                 double largest = -INFINITY;
                 for (std::size_t j = 0; j < op.pool; ++j) {
@@ -81,9 +77,10 @@ void ReferencePrimitives::index_pool(const IndexPool& op) {
                     sum += weight;
                     pooled += weight * key_of(start + static_cast<Position>(j))[c];
                 }
-                store_rounded(out.page, op.pages.pooled_dtype, out.first + c,
-                              static_cast<float>(pooled / sum));
+                key[c] = static_cast<float>(pooled / sum);
             }
+            store_row(pooled_key(op.pages, sequence, start / op.pool, op.pool, dim),
+                      op.pages.pooled_dtype, key);
         }
         const std::uint32_t stored = std::min(sequence.row_count, op.pages.tail_ring);
         for (std::uint32_t i = sequence.row_count - stored; i < sequence.row_count; ++i) {

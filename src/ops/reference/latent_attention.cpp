@@ -4,21 +4,16 @@
 
 #include "ops/reference/reference_primitives.h"
 #include "ops/reference/scalar_functions.h"
-#include "ops/stored_values.h"
+#include "ops/stored_rows.h"
 
 namespace percheron::ops::reference {
 namespace {
 
-struct CachedLatent {
-    void* page;
-    std::size_t first;
-};
-
-CachedLatent cached_latent(const LatentPages& pages, const SequenceRows& sequence, Position p,
-                           std::size_t latent) {
+StoredRow cached_latent(const LatentPages& pages, const SequenceRows& sequence, Position p,
+                        std::size_t latent) {
     auto* const memory = static_cast<std::byte*>(pages.latents);
-    return {memory + to_int(sequence.pages[p / page_tokens]) * pages.latent_page_bytes,
-            p % page_tokens * latent};
+    return stored_row(memory + to_int(sequence.pages[p / page_tokens]) * pages.latent_page_bytes,
+                      pages.latent_dtype, page_tokens, latent, p % page_tokens);
 }
 
 // A softmax-weighted sum over part of the selection, not yet divided by its sum.
@@ -35,22 +30,21 @@ PartialRead read_split(const LatentAttention& op, const SequenceRows& sequence,
     std::vector<double> scores;
     PartialRead part;
     for (const std::uint32_t p : positions) {
-        const CachedLatent c = cached_latent(op.pages, sequence, p, latent);
+        const StoredRow c = cached_latent(op.pages, sequence, p, latent);
         double dot = 0;
         for (std::size_t i = 0; i < latent; ++i) {
-            dot += static_cast<double>(query[i]) *
-                   load_stored(c.page, op.pages.latent_dtype, c.first + i);
+            dot += static_cast<double>(query[i]) * load_stored(c, op.pages.latent_dtype, i);
         }
         scores.push_back(dot * scale);
         part.maximum = std::max(part.maximum, scores.back());
     }
     part.read.assign(latent, 0.0);
     for (std::size_t s = 0; s < positions.size(); ++s) {
-        const CachedLatent c = cached_latent(op.pages, sequence, positions[s], latent);
+        const StoredRow c = cached_latent(op.pages, sequence, positions[s], latent);
         const double weight = std::exp(scores[s] - part.maximum);
         part.sum += weight;
         for (std::size_t i = 0; i < latent; ++i) {
-            part.read[i] += weight * load_stored(c.page, op.pages.latent_dtype, c.first + i);
+            part.read[i] += weight * load_stored(c, op.pages.latent_dtype, i);
         }
     }
     return part;
@@ -74,12 +68,8 @@ void ReferencePrimitives::store_latents(const StoreLatents& op) {
     const std::size_t latent = op.latents.columns;
     for (const SequenceRows& sequence : op.batch->sequences) {
         for (std::uint32_t i = 0; i < sequence.row_count; ++i) {
-            const CachedLatent c =
-                cached_latent(op.pages, sequence, sequence.first_position + i, latent);
-            const float* const row = op.latents.row(sequence.first_row + i);
-            for (std::size_t k = 0; k < latent; ++k) {
-                store_rounded(c.page, op.pages.latent_dtype, c.first + k, row[k]);
-            }
+            store_row(cached_latent(op.pages, sequence, sequence.first_position + i, latent),
+                      op.pages.latent_dtype, {op.latents.row(sequence.first_row + i), latent});
         }
     }
 }
