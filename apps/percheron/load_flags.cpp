@@ -30,7 +30,7 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
     command
         .add_option("--kv-dtype", load.kv_dtype,
                     "Type of the cached latents and index keys: auto (bf16), bf16 or fp8 (half the "
-                    "bytes a token, replies differ)")
+                    "bytes a token, replies may differ)")
         ->capture_default_str();
     command
         .add_option(
