@@ -1,7 +1,8 @@
 // The memory of the caches, one arena a group, and the views the network's layers get of it.
 //
 //   latents  [page][sparse layer][64][latent]             KV dtype
-//   pooled   [page][sparse layer][64 / pool][index dim]   KV dtype
+//   pooled   [page][sparse layer][64 / pool][index dim]   KV dtype (of fp8 both with the rows'
+//                                                         scales behind a layer's: stored_rows.h)
 //   state    [slot][KDA layer][head][key dim][value dim]  fp32
 //   conv     [slot][KDA layer][ring][q | k | v]           fp32
 //   kept     [slot][KDA layer][ring][kept row]            fp32
