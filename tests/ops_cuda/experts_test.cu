@@ -194,6 +194,12 @@ KERNEL_TEST(experts_of_every_format) {
             x_wide[i] = __bfloat162float(x_bf16[i]);
         const OnDevice<__nv_bfloat16> x(in_parts(x_wide, hidden));
         constexpr std::size_t stride = ops::cuda::row_parts * hidden;
+        // What the experts read.
+        const bool raised = format == WeightFormat::w4a16;
+        std::vector<float> x_own = x_wide;
+        for (float& value : x_own)
+            value *= raised ? ops::cuda::raised_by : 1.0f;
+        const OnDevice<__nv_bfloat16> x_of_experts(as_bf16(x_own));
         const StoredMatrix router(WeightFormat::bf16, experts, hidden, random);
         const PackedOnDevice packed_router(router);
         // The first expert is everybody's: a group of more than eight pairs is cut.
@@ -240,11 +246,12 @@ KERNEL_TEST(experts_of_every_format) {
             product.ups = ups.data();
             product.scales = gate_scales.data();
             product.up_scales = up_scales.data();
-            product.x = x.data() + first * stride;
-            product.x_stride = stride;
+            product.x = x_of_experts.data() + first * hidden;
+            product.x_stride = hidden;
             product.pairs_per_row = chosen;
             product.y = inside.data();
             product.y_stride = inner;
+            product.y_is_raised = raised;
             CHECK_OK(ops::cuda::expert_gemm(product, choice.view(), 10.0f, context));
             product.n = hidden;
             product.k = inner;

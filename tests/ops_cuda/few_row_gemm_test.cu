@@ -121,6 +121,41 @@ KERNEL_TEST(few_row_gemm_of_every_format_and_row_count) {
     check_shape(WeightFormat::nvfp4, {50, 176}, random);
 }
 
+// Codes that a kernel keeps as tiny numbers must not lose anything beside small rows, nor may what
+// makes up for it overflow beside large ones: rows a power of two larger give results so much
+// larger.
+KERNEL_TEST(few_row_gemm_of_small_and_large_rows) {
+    Random random(4);
+    constexpr std::size_t n = 40, k = 2048, rows = 11;
+    for (WeightFormat format : formats) {
+        const StoredMatrix stored(format, n, k, random);
+        const PackedOnDevice packed(stored);
+        const auto values = widened(as_bf16(normals(random, rows * k)));
+        const auto product_of = [&](float factor) {
+            std::vector<float> scaled = values;
+            for (float& value : scaled)
+                value *= factor;
+            const OnDevice<__nv_bfloat16> x(as_bf16(scaled));
+            OnDevice<float> y(rows * n);
+            y.poison();
+            const ops::cuda::FewRowProduct one{
+                packed.view(),       {},   x.data(), static_cast<int>(k), y.data(),
+                static_cast<int>(n), false};
+            CHECK_OK(ops::cuda::few_row_gemm({&one, 1}, static_cast<int>(rows), limit, {}));
+            return y.download();
+        };
+        const auto plain = product_of(1.0f);
+        for (const float factor : {0x1p-24f, 0x1p-10f, 0x1p24f}) {
+            const auto scaled = product_of(factor);
+            int different = 0;
+            for (std::size_t i = 0; i < plain.size(); ++i)
+                different += scaled[i] != plain[i] * factor;
+            CHECK_THAT(different == 0, "%s: %d of %zu results of rows times %g differ",
+                       std::string(name_of(format)).c_str(), different, plain.size(), factor);
+        }
+    }
+}
+
 KERNEL_TEST(few_row_gemm_of_several_matrices_in_one_launch) {
     Random random(2);
     for (WeightFormat format : formats) {

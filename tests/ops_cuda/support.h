@@ -134,8 +134,9 @@ class StoredMatrix {
             case ops::WeightFormat::nvfp4:
                 random_bytes(data_, count / 2, random);
                 scales_.resize(n * (k / 16));
+                // Subnormal, negative and zero ones included.
                 for (auto& code : scales_)
-                    code = static_cast<std::uint8_t>(random.below(0x7f));  // subnormals included
+                    code = static_cast<std::uint8_t>(random.below(0x7f) | (random.bits() & 0x80));
                 view_.global_scale = size / 100;
                 break;
             case ops::WeightFormat::f32:

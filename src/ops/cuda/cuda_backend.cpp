@@ -173,13 +173,14 @@ Result<const void*> CudaBackend::place_experts(std::span<const FeedForwardWeight
                                                std::string_view layer) {
     PERCHERON_TRY(use_device());
     PERCHERON_ASSIGN(const ExpertTable* const table, weights_.experts(experts, layer));
+    raises_rows_ |= table->gate_format == WeightFormat::w4a16;
     return static_cast<const void*>(table);
 }
 
 Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
     return stage_scratch_bytes(shape, rows) +
-           rows * row_parts * shape.hidden * sizeof(__nv_bfloat16) +
+           rows * (row_parts + 1) * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
            StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
 }
@@ -193,9 +194,9 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(scratch_memory_,
                      DeviceMemory::allocate(stage_scratch_bytes(shape, rows), "the stages"));
     scratch_.use(scratch_memory_.data());
-    PERCHERON_ASSIGN(parts_memory_,
-                     DeviceMemory::allocate(rows * row_parts * shape.hidden * sizeof(__nv_bfloat16),
-                                            "the stages' inputs"));
+    PERCHERON_ASSIGN(parts_memory_, DeviceMemory::allocate(rows * (row_parts + 1) * shape.hidden *
+                                                               sizeof(__nv_bfloat16),
+                                                           "the stages' inputs"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
@@ -252,11 +253,6 @@ Status CudaBackend::launch_all(const RowBatch&, const std::function<void()>& sta
     latest_router_ = nullptr;
     stages();
     settle_pairs();
-    if (side_is_ahead_) {
-        note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
-        note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
-        side_is_ahead_ = false;
-    }
     if (error_) return *error_;
     return {};
 }

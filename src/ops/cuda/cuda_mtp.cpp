@@ -100,6 +100,7 @@ void CudaBackend::residual_turn_of(const float* norm, const float* y, Activation
     turn.norm = norm;
     turn.eps = shape_.rms_eps;
     turn.parts = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());
+    turn.raised = raised_rows();
     turn.normed = floats(normed);
     note(cuda::residual_turn(turn, context_));
     parts_from_ = normed.data;

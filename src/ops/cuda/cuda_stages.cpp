@@ -34,7 +34,7 @@ const __nv_bfloat16* CudaBackend::parts_of(const Activations& x) {
     auto* const memory = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());
     if (x.data != parts_from_) {
         note(split_rows(floats(x), static_cast<int>(x.rows), static_cast<int>(x.columns), memory,
-                        context_));
+                        raised_rows(), context_));
         parts_from_ = x.data;
     }
     return memory;
@@ -45,14 +45,16 @@ void CudaBackend::settle_pairs() {
     pairs_.reset();
 }
 
-void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows) {
-    multiply(products, rows, context_);
+void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
+                           const WeightsAhead& ahead) {
+    multiply(products, rows, context_, ahead);
 }
 
 void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
-                           const LaunchContext& context) {
-    multiply_by_format(products, rows, shape_.swiglu_limit, context,
-                       [this](const Status& status) { note(status); });
+                           const LaunchContext& context, const WeightsAhead& ahead) {
+    multiply_by_format(
+        products, rows, shape_.swiglu_limit, context,
+        [this](const Status& status) { note(status); }, ahead);
 }
 
 void CudaBackend::embed(const WeightMatrix& table, const RowBatch& batch, Activations streams) {
@@ -111,6 +113,7 @@ void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
     op.rms_eps = shape_.rms_eps;
     op.mhc_eps = shape_.mhc_eps;
     op.normed = reinterpret_cast<__nv_bfloat16*>(parts_memory_.data());
+    op.raised = raised_rows();
     op.normed_wide = floats(turn.normed);
     op.tap = static_cast<float*>(const_cast<void*>(tap));
     note(cuda::mhc_turn(op, context_));
@@ -123,7 +126,7 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
                    slots.conv_stride, slots.kept, slots.kept_stride, slots.ring, x.data, y.data))
         return;
     settle_pairs();
-    note_behind({{packed_view(weights.q), packed_view(weights.k), packed_view(weights.v)}, 8});
+    note_behind({{packed_view(weights.q), packed_view(weights.k), packed_view(weights.v)}, 3, 8});
     scratch_.restart();
     const int rows = static_cast<int>(batch.rows());
     const int hidden = static_cast<int>(shape_.hidden), dim = static_cast<int>(shape_.kda_dim);
@@ -151,10 +154,8 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         step.gate_rank = s.gate_rank;
         step.decay_weight = decay_weight;
         step.gate_weight = gate_weight;
-        if (sequences == 1 && rows <= prefetch_rows) {
-            step.ahead = packed_view(weights.out);
-            step.ahead_every = 4;
-        }
+        if (sequences == 1 && rows <= prefetch_rows)
+            step.ahead = {{packed_view(weights.out)}, 1, 4};
     } else {
         const FewRowProduct expansions[] = {
             product(decay_weight, s.decay_rank, dim, s.decay, width),
@@ -239,8 +240,9 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     FewRowProduct absorb = product(kv_b.keys, s.query, heads * keys, s.absorbed, heads * latent);
     absorb.outputs_per_input = latent;
     absorb.input_step = keys;
-    multiply({&absorb, 1}, rows);
-    if (rows == 1) prefetch_beside(packed_view(weights.out), 5);
+    // While a row's tokens are chosen and attended to, the memory rests.
+    multiply({&absorb, 1}, rows,
+             rows == 1 ? WeightsAhead{{packed_view(weights.out)}, 1, 5} : WeightsAhead{});
 
     for (std::size_t first = 0; first < all_rows; first += attention_rows) {
         const std::size_t count = std::min(attention_rows, all_rows - first);
@@ -303,13 +305,14 @@ SparseRows CudaBackend::cached_rows(const SparseAttentionWeights& weights, const
 }
 
 void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
-                               __nv_bfloat16* inside, float* y, const LaunchContext& context) {
+                               __nv_bfloat16* inside, float* y, const LaunchContext& context,
+                               const WeightsAhead& ahead) {
     const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
     FewRowProduct gate = product(packed_view(weights.gate), x, row_parts * hidden, inside, width);
     gate.up = packed_view(weights.up);
     multiply({&gate, 1}, rows, context);
     const FewRowProduct down = product(packed_view(weights.down), inside, width, y, hidden);
-    multiply({&down, 1}, rows, context);
+    multiply({&down, 1}, rows, context, ahead);
 }
 
 void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& batch, Activations x,
@@ -321,19 +324,9 @@ void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& b
     feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y), context_);
 }
 
-void CudaBackend::note_behind(const Ahead& ahead) {
+void CudaBackend::note_behind(const WeightsAhead& ahead) {
     if (latest_router_ != nullptr) behind_[latest_router_] = ahead;
     latest_router_ = nullptr;
-}
-
-void CudaBackend::prefetch_beside(const PackedMatrix& matrix, int every) {
-    note(check(cudaEventRecord(side_.leaves, stream_), "leaving the main stream"));
-    note(check(cudaStreamWaitEvent(side_.stream, side_.leaves), "leaving the main stream"));
-    LaunchContext beside = context_;
-    beside.stream = side_.stream;
-    beside.dependent = false;
-    note(prefetch_weights({&matrix, 1}, every, beside));
-    side_is_ahead_ = true;
 }
 
 void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, Activations x,
@@ -369,15 +362,12 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     note(check(cudaStreamWaitEvent(side_.stream, side_.leaves), "leaving the main stream"));
     LaunchContext beside = context_;
     beside.stream = side_.stream;
-    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside);
-    note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
     // While the experts are chosen the memory rests: weights of the layer behind them.
     latest_router_ = weights.router.data;
-    if (const auto found = behind_.find(latest_router_);
-        found != behind_.end() && rows <= prefetch_rows) {
-        note(prefetch_weights(found->second.matrices, found->second.every, beside));
-        side_is_ahead_ = true;
-    }
+    const auto found = behind_.find(latest_router_);
+    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside,
+                 found != behind_.end() && rows <= prefetch_rows ? found->second : WeightsAhead{});
+    note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
     // Back before the routed experts rather than behind them: the memory has been busy all the
     // time, and down and the turn, each behind one kernel alone, can start early.
     note(check(cudaStreamWaitEvent(stream_, side_.returns), "returning to the main stream"));
@@ -390,11 +380,13 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     inside.ups = table.ups;
     inside.scales = table.gate_scales;
     inside.up_scales = table.up_scales;
-    inside.x = in;
-    inside.x_stride = row_parts * hidden;
+    const bool raised = table.gate_format == WeightFormat::w4a16;
+    inside.x = raised ? raised_rows() : in;
+    inside.x_stride = raised ? hidden : row_parts * hidden;
     inside.pairs_per_row = chosen;
     inside.y = s.inside;
     inside.y_stride = inner;
+    inside.y_is_raised = table.down_format == WeightFormat::w4a16;
     note(expert_gemm(inside, s.choice, shape_.swiglu_limit, context_));
     ExpertProduct down;
     down.format = table.down_format;

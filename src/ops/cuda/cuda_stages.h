@@ -12,6 +12,7 @@
 #include "ops/cuda/cuda_vision.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/row_parts.h"
 #include "ops/cuda/sparse_rows.h"
 #include "ops/cuda/stage_scratch.h"
 #include "ops/cuda/step_batch.h"
@@ -111,25 +112,28 @@ class CudaBackend final : public Backend, private MtpStages {
     // ---- what stages share
     // Rows of x in parts (row_parts.h): those that the last turn left beside it, or split now.
     const __nv_bfloat16* parts_of(const Activations& x);
+    // Where the same rows lie times raised_by; nullptr: no layer's experts read them.
+    __nv_bfloat16* raised_rows() const {
+        return raises_rows_ ? reinterpret_cast<__nv_bfloat16*>(parts_memory_.data()) +
+                                  most_rows_ * row_parts * shape_.hidden
+                            : nullptr;
+    }
     // Launches the sum that the last expert stage left to the turn, if no turn has taken it.
     void settle_pairs();
     // A sparse layer's rows on their way from the projections to the caches; no queries.
     SparseRows cached_rows(const SparseAttentionWeights& weights, const LatentPages& pages,
                            const SparseScratch& scratch) const;
     // Products that share their rows and k, one launch a format.
-    void multiply(std::span<const FewRowProduct> products, int rows);
+    void multiply(std::span<const FewRowProduct> products, int rows,
+                  const WeightsAhead& ahead = {});
+    void multiply(std::span<const FewRowProduct> products, int rows, const LaunchContext& context,
+                  const WeightsAhead& ahead = {});
     void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
-                      __nv_bfloat16* inside, float* y, const LaunchContext& context);
-    void multiply(std::span<const FewRowProduct> products, int rows, const LaunchContext& context);
-    // Weights asked for before their kernel, while the kernels in front leave the memory at rest
-    // (weight_prefetch.h): now, on the side stream, or behind the next choice of experts.
-    struct Ahead {
-        std::vector<PackedMatrix> matrices;
-        int every = 1;
-    };
-    void prefetch_beside(const PackedMatrix& matrix, int every);
-    // This is what the mixer behind the latest layer with experts begins with.
-    void note_behind(const Ahead& ahead);
+                      __nv_bfloat16* inside, float* y, const LaunchContext& context,
+                      const WeightsAhead& ahead = {});
+    // This is what the mixer behind the latest layer with experts begins with: it is asked for
+    // while the next step chooses that layer's experts.
+    void note_behind(const WeightsAhead& ahead);
 
     int device_;
     std::string name_;
@@ -142,14 +146,14 @@ class CudaBackend final : public Backend, private MtpStages {
     std::size_t most_rows_ = 0;
     DeviceMemory scratch_memory_;
     DeviceScratch scratch_;
-    DeviceMemory parts_memory_;
+    DeviceMemory parts_memory_;  // [rows][row_parts][hidden] and, raised, [rows][hidden]
+    bool raises_rows_ = false;
     const void* parts_from_ = nullptr;  // whose rows parts_memory_ holds
     std::optional<ExpertSum> pairs_;    // what pairs_->y still lacks
     // What came behind a layer's experts in the last step, by the router's weights: the layer that
     // is recorded does not know it yet.
-    std::map<const void*, Ahead> behind_;
+    std::map<const void*, WeightsAhead> behind_;
     const void* latest_router_ = nullptr;
-    bool side_is_ahead_ = false;  // of the main stream, which has to meet it in the end
     DeviceMemory logits_memory_;
     // Which rows an MTP step reads, on the host and where its kernels find them.
     PinnedMemory hidden_rows_host_;

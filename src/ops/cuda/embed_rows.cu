@@ -65,14 +65,15 @@ __global__ void __launch_bounds__(threads) embed_kernel(const __grid_constant__ 
 }
 
 __global__ void __launch_bounds__(threads)
-    split_kernel(const float* in, int columns, __nv_bfloat16* out) {
+    split_kernel(const float* in, int columns, __nv_bfloat16* out, __nv_bfloat16* raised) {
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int column = (blockIdx.x * threads + threadIdx.x) * 4;
     if (column >= columns) return;
     const std::size_t row = blockIdx.y;
     write_parts(*reinterpret_cast<const float4*>(in + row * columns + column),
-                out + row * row_parts * columns + column, columns);
+                out + row * row_parts * columns + column, columns,
+                raised == nullptr ? nullptr : raised + row * columns + column);
 }
 
 __global__ void __launch_bounds__(threads)
@@ -97,12 +98,13 @@ Status embed_rows(const Embedding& op, const LaunchContext& context) {
                   {dim3(blocks_of(op.table.k), op.rows), threads, 0}, context, op);
 }
 
-Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
+Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out, __nv_bfloat16* raised,
                   const LaunchContext& context) {
     if (columns % 4 != 0)
         return Error(ErrorCode::invalid_argument, "split rows need a multiple of 4 columns");
     return launch("launching the splitting of rows", split_kernel,
-                  {dim3(blocks_of(columns / 4), rows), threads, 0}, context, in, columns, out);
+                  {dim3(blocks_of(columns / 4), rows), threads, 0}, context, in, columns, out,
+                  raised);
 }
 
 Status gather_rows(const __nv_bfloat16* in, int stride, const std::uint32_t* rows, int count,

@@ -23,8 +23,9 @@ struct Embedding {
 
 Status embed_rows(const Embedding& op, const LaunchContext& context);
 
-// out[i][part][*] = the parts of in[i][*] (row_parts.h); columns a multiple of 4.
-Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out,
+// out[i][part][*] = the parts of in[i][*], raised[i][*] the rounded values times raised_by
+// (row_parts.h; nullptr: not asked for); columns a multiple of 4.
+Status split_rows(const float* in, int rows, int columns, __nv_bfloat16* out, __nv_bfloat16* raised,
                   const LaunchContext& context);
 
 // out[i][*] = in[rows[i] * stride + *]; columns and stride multiples of 8.

@@ -1,6 +1,7 @@
 #include "ops/cuda/few_row_gemm.h"
 
 #include "ops/cuda/few_row_launch.h"
+#include "ops/cuda/row_parts.h"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -13,7 +14,7 @@ int log2_of_slices(WeightFormat format, int k) {
 }  // namespace
 
 Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
-                    const LaunchContext& context) {
+                    const LaunchContext& context, const WeightsAhead& ahead) {
     if (products.empty() || products.size() > largest_product_count || rows < 1)
         return Error(ErrorCode::invalid_argument,
                      "a few-row product takes 1 to 8 matrices and at least one row");
@@ -23,6 +24,8 @@ Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swi
     launch.segment_count = static_cast<int>(products.size());
     launch.rows = rows;
     launch.limit = swiglu_limit;
+    launch.y_factor = 1.0f;
+    launch.ahead = ahead;
     launch.blocks = products[0].weight.blocks();
     launch.slices_log2 = log2_of_slices(format, products[0].weight.k);
     for (std::size_t i = 0; i < products.size(); ++i) {
@@ -90,6 +93,7 @@ Status expert_gemm(const ExpertProduct& product, const ExpertChoice& choice, flo
     launch.segment_count = 1;
     launch.rows = expert_group_rows;
     launch.limit = swiglu_limit;
+    launch.y_factor = product.y_is_raised ? raised_by : 1.0f;
     launch.blocks = blocks;
     launch.slices_log2 = log2_of_slices(product.format, product.k);
     launch.groups = choice.groups;

@@ -7,7 +7,7 @@
 //     blocks [s b / S, (s + 1) b / S)); the count depends on format and k only.
 //   * Inside a slice the tensor core adds 16 columns after the other; for fp8_block and w4a16 a
 //     block is summed from zero and added to the slice times its scale by one fused multiply-add.
-//     A w4a16 block is the sum of (16 + code) x, less 24 times the sum of x.
+//     A w4a16 block is the sum of code * x plus that of -8 * x.
 //   * The slices' sums are added in order; nvfp4's global scale multiplies the result.
 //
 // With `up` the two matrices are multiplied by the same x and
@@ -23,6 +23,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/packed_matrix.h"
 #include "ops/cuda/router.h"
+#include "ops/cuda/weight_prefetch.h"
 
 namespace percheron::ops::cuda {
 
@@ -52,9 +53,11 @@ constexpr int slice_count(WeightFormat format, int k) {
 
 // At most largest_product_count products of one format and one k, all plain or all with `up`.
 // x is 16-byte aligned; x_stride is a multiple of 8 and at least k rounded up to 128, and what lies
-// beyond k in a row is finite.  Errors: invalid_argument, internal (launch).
+// beyond k in a row is finite.  With up to 8 rows, thread blocks that are out of work ask for
+// the weights `ahead`.
+// Errors: invalid_argument, internal (launch).
 Status few_row_gemm(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
-                    const LaunchContext& context);
+                    const LaunchContext& context, const WeightsAhead& ahead = {});
 
 // The same product for the pairs (row, choice) that a router made: pair p, which chose expert e,
 // gives y row p = W_e x, x being row p / pairs_per_row.  Every array is device memory; the matrices
@@ -66,11 +69,12 @@ struct ExpertProduct {
     const std::uint8_t* const* ups = nullptr;      // [experts], or nullptr: a plain product
     const float* scales = nullptr;                 // [experts], global scales
     const float* up_scales = nullptr;
-    const __nv_bfloat16* x = nullptr;
+    const __nv_bfloat16* x = nullptr;  // of w4a16 matrices times raised_by (row_parts.h)
     int x_stride = 0;
     int pairs_per_row = 1;
     void* y = nullptr;  // [pairs][y_stride]: bf16 with `ups`, else fp32
     int y_stride = 0;
+    bool y_is_raised = false;  // with `ups`: y is multiplied by raised_by before it is rounded
     // The kernel in front is not the one that chose: weights are fetched without waiting for it.
     bool choice_is_older = false;
 };

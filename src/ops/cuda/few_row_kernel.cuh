@@ -6,6 +6,7 @@
 
 #include "ops/cuda/expert_units.cuh"
 #include "ops/cuda/few_row_launch.h"
+#include "ops/cuda/weight_prefetch.cuh"
 #include "ops/cuda/weight_stream.cuh"
 
 namespace percheron::ops::cuda {
@@ -215,8 +216,10 @@ __global__ void __launch_bounds__(
             }
             const auto load_x = [&](int step, uint4(&x)[n_tiles]) {
 #pragma unroll
-                for (int t = 0; t < n_tiles; ++t)
+                for (int t = 0; t < n_tiles; ++t) {
                     x[t] = load_16(x_at[t] + step * 32);
+                    if constexpr (format == WeightFormat::w4a16 && !grouped) x[t] = raised(x[t]);
+                }
             };
             float sum[m_tiles][n_tiles][4] = {};
             uint4 x_next[n_tiles];
@@ -239,8 +242,8 @@ __global__ void __launch_bounds__(
                         ring_memory + slot * slot_bytes + lane * 16 + j * block_size;
                     float block_sum[m_tiles][n_tiles][4] = {};
                     auto& target = scales_block_sums(format) ? block_sum : sum;
-                    [[maybe_unused]] float x_sum[n_tiles][4] = {};
-                    uint4 pair[m_tiles];
+                    [[maybe_unused]] float bias[n_tiles][4] = {};
+                    BlockCodes codes[m_tiles];
 #pragma unroll
                     for (int step = 0; step < 4; ++step) {
                         if constexpr (n_tiles > 1) {
@@ -251,20 +254,17 @@ __global__ void __launch_bounds__(
                             if (step < 3 || left > 1) load_x(step + 1, x_next);
                         }
                         if constexpr (format == WeightFormat::w4a16) {
-                            // Ones times x: every row of the product is the sum of x.
-                            constexpr std::uint32_t one = 0x3f803f80u;
-                            constexpr std::uint32_t ones[4] = {one, one, one, one};
 #pragma unroll
                             for (int t = 0; t < n_tiles; ++t) {
-                                multiply_add(x_sum[t], ones, x[step][t].x, x[step][t].y);
-                                multiply_add(x_sum[t], ones, x[step][t].z, x[step][t].w);
+                                add_bias(bias[t], x[step][t].x, x[step][t].y);
+                                add_bias(bias[t], x[step][t].z, x[step][t].w);
                             }
                         }
 #pragma unroll
                         for (int m = 0; m < m_tiles; ++m) {
                             std::uint32_t a[2][4];
                             load_step<format>(block + m * stage_bytes, step, lane, constants,
-                                              pair[m], a);
+                                              codes[m], a);
 #pragma unroll
                             for (int t = 0; t < n_tiles; ++t)
                                 multiply_add(target[m][t], a[0], x[step][t].x, x[step][t].y);
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(
                     if constexpr (format == WeightFormat::w4a16) {
 #pragma unroll
                         for (int m = 0; m < m_tiles; ++m)
-                            take_off_bias(block_sum[m], x_sum);
+                            add(block_sum[m], bias);
                     }
                     if constexpr (scales_block_sums(format)) {
 #pragma unroll
@@ -324,6 +324,12 @@ __global__ void __launch_bounds__(
                 scale = own.scale[0];
                 other_scale = own.scale[1];
             }
+            if constexpr (format == WeightFormat::w4a16) {
+                // Codes of rows g and g + 8 stand for different multiples, and x is raised.
+                constexpr float of_row[2] = {0x1p133 / raised_by, 0x1p129 / raised_by};
+                scale *= of_row[i / 2];
+                other_scale *= of_row[i / 2];
+            }
             const float* const first = buffer + (of_group << launch.slices_log2) * warp_sums +
                                        m * (matrices - 1) * n_tiles * 128 + inside;
             const float total = sum_of_slices(launch.slices_log2, first, warp_sums) * scale;
@@ -335,7 +341,7 @@ __global__ void __launch_bounds__(
                 const float gate = fminf(total, launch.limit);
                 const float up = fminf(fmaxf(other, -launch.limit), launch.limit);
                 static_cast<__nv_bfloat16*>(s.y)[at] =
-                    __float2bfloat16_rn(gate * sigmoid(gate) * up);
+                    __float2bfloat16_rn(gate * sigmoid(gate) * up * launch.y_factor);
             } else if (s.y_is_bf16) {
                 static_cast<__nv_bfloat16*>(s.y)[at] = __float2bfloat16_rn(total);
             } else {
@@ -343,6 +349,10 @@ __global__ void __launch_bounds__(
             }
         }
     }
+    // Neighbouring pieces by different blocks.
+    if constexpr (!grouped && n_tiles == 1)
+        ask_for(launch.ahead, static_cast<int>(threadIdx.x * gridDim.x + blockIdx.x),
+                threads * static_cast<int>(gridDim.x));
 }
 
 template <WeightFormat format, int n_tiles, int m_tiles, int serial, int stage_blocks, bool swiglu,

@@ -31,6 +31,7 @@ struct FewRowLaunch {
     int slices_log2;  // slices of k; the warps of a block are slices x groups of tiles
     int depth;        // slots of a warp's ring
     int sum_buffers;
+    WeightsAhead ahead;
     // Experts: units are (group of pairs, unit of one segment) instead, see ExpertProduct.
     ExpertGroup const* groups;
     const std::int32_t* group_count;
@@ -41,6 +42,7 @@ struct FewRowLaunch {
     int pairs_per_row;
     bool choice_is_older;
     float limit;
+    float y_factor;  // of gate and up's results
 };
 
 // The kernel for this many rows and these matrices.  A format's kernels are compiled in a file of

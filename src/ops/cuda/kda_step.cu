@@ -407,10 +407,10 @@ __global__ void __launch_bounds__(threads, in_place ? 1 : blocks_per_multiproces
         if (static_cast<int>(blockIdx.x) >= items) {
             wait_for_previous_kernel();
             let_next_kernel_start();
-            prefetch_block(
+            ask_for(
                 step.ahead,
                 (static_cast<int>(blockIdx.x) - items) * threads + static_cast<int>(threadIdx.x),
-                step.ahead_every);
+                (static_cast<int>(gridDim.x) - items) * threads);
             return;
         }
     }
@@ -523,11 +523,8 @@ Status kda_step(const KdaStep& step, const LaunchContext& context) {
             return Error(ErrorCode::invalid_argument,
                          "the KDA step expands its gates only for a few sequences and from bf16");
         int helpers = 0;
-        if (step.ahead_every > 0) {
-            const int pieces = (step.ahead.tiles() * step.ahead.blocks() + step.ahead_every - 1) /
-                               step.ahead_every;
-            helpers = (pieces + threads - 1) / threads;
-        }
+        for (int i = 0; i < step.ahead.count; ++i)
+            helpers = std::max(helpers, (step.ahead.pieces(i) + threads - 1) / threads);
         return launch("launching the KDA step", kda_step_kernel<true>,
                       {dim3(items + helpers), threads, sizeof(SharedInPlace)}, context, step);
     }

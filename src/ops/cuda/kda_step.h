@@ -35,10 +35,8 @@ struct KdaStep {
     const __nv_bfloat16* decay_rank = nullptr;  // [row][128]: f_a x
     const __nv_bfloat16* gate_rank = nullptr;   // [row][128]: g_a x
     PackedMatrix decay_weight, gate_weight;     // f_b and g_b, [H d, 128], bf16
-    // With them also weights of the kernel behind: every `ahead_every`-th block is asked for by
-    // thread blocks that have no head (weight_prefetch.h); 0: none.
-    PackedMatrix ahead;
-    int ahead_every = 0;
+    // With them also weights of the kernel behind, asked for by thread blocks that have no head.
+    WeightsAhead ahead;
     const float* conv = nullptr;      // [3 H d][4]
     const float* a_log = nullptr;     // [H]
     const float* dt_bias = nullptr;   // [H d]

@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(all_threads)
             make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
         write_parts(
             v, turn.normed + static_cast<std::size_t>(row) * row_parts * hidden + part * width + i,
-            hidden);
+            hidden, turn.raised == nullptr ? nullptr : turn.raised + out_at + i);
         if (turn.normed_wide != nullptr)
             *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
     }

@@ -37,6 +37,7 @@ struct HyperConnectionTurn {
     int iterations = 20;
     float rms_eps = 1e-5f, mhc_eps = 1e-6f;
     __nv_bfloat16* normed = nullptr;  // [rows][row_parts][D], see row_parts.h
+    __nv_bfloat16* raised = nullptr;  // [rows][D], likewise, or nullptr
     float* normed_wide = nullptr;     // [rows][D] unrounded, or nullptr
     float* tap = nullptr;             // [rows][D], mean of the updated streams, or nullptr
 };

@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(threads)
     const float scale = inverse_rms(squares, op.hidden, op.eps, sums);
     for (int i = threadIdx.x * 4; i < op.hidden; i += threads * 4) {
         const float4 v = scaled_by(read4(op.x + at + i), scale, read4(op.norm + i));
-        write_parts(v, op.parts + row * row_parts * op.hidden + i, op.hidden);
+        write_parts(v, op.parts + row * row_parts * op.hidden + i, op.hidden,
+                    op.raised == nullptr ? nullptr : op.raised + at + i);
         *reinterpret_cast<float4*>(op.normed + at + i) = v;
     }
 }

@@ -42,8 +42,9 @@ struct ResidualTurn {
     ExpertPairs pairs;         // chosen == 0: none
     const float* norm = nullptr;
     float eps = 0.0f;
-    __nv_bfloat16* parts = nullptr;  // [rows][row_parts][hidden]
-    float* normed = nullptr;         // [rows][hidden]
+    __nv_bfloat16* parts = nullptr;   // [rows][row_parts][hidden]
+    __nv_bfloat16* raised = nullptr;  // [rows][hidden], see row_parts.h; or nullptr
+    float* normed = nullptr;          // [rows][hidden]
 };
 
 Status residual_turn(const ResidualTurn& op, const LaunchContext& context);

@@ -45,6 +45,38 @@ __device__ std::uint32_t nibble_at(const Stored& m, OperandElement at) {
     return (static_cast<const std::uint8_t*>(m.data)[index / 2] >> (4 * (index & 1))) & 15u;
 }
 
+// A scale of nvfp4 as it is stored.
+__device__ std::uint32_t scale_at(const Stored& m, int row, int group) {
+    if (row >= m.n || group * 16 >= m.k) return 0;
+    return static_cast<const std::uint8_t*>(
+        m.scales)[static_cast<std::size_t>(row) * (m.k / 16) + group];
+}
+
+// The code that an unsigned scale other than zero makes of it.
+__device__ std::uint32_t signed_by_scale(const Stored& m, OperandElement at, std::uint32_t code) {
+    const std::uint32_t scale = scale_at(m, at.row, at.column / 16);
+    return (scale & 0x7fu) == 0 ? 0u : code ^ (scale >> 7 << 3);
+}
+
+// An e2m1 code of operand register r and 16-bit half `half` at its place in a word.
+__device__ std::uint32_t placed_e2m1(std::uint32_t code, int r, int half) {
+    constexpr int field[4] = {6, 7, 8, 15};
+    constexpr int away[4][4] = {{0, 0, 0, 0}, {-4, -4, -4, -4}, {6, 6, 6, 6}, {-6, -6, 2, -6}};
+    std::uint32_t word = 0;
+    for (int bit = 0; bit < 4; ++bit)
+        word |= (code >> bit & 1u) << ((16 * half + field[bit] + away[r][bit]) % 32);
+    return word;
+}
+
+// An e4m3 scale without its sign, as e5m3 with a bias of 10 and no subnormal numbers.
+__device__ std::uint32_t wide_scale(std::uint32_t scale) {
+    const std::uint32_t exponent = scale >> 3 & 15u, fraction = scale & 7u;
+    if (exponent > 0) return (exponent + 3) << 3 | fraction;
+    if (fraction == 0) return 0;
+    const std::uint32_t leading = 31u - __clz(fraction);
+    return (leading + 1) << 3 | (fraction << (3 - leading) & 7u);
+}
+
 // One thread writes what one lane reads of one step.
 __global__ void pack_bf16(Stored m, int blocks, std::size_t count, uint4* out) {
     const std::size_t index = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
@@ -100,15 +132,11 @@ __global__ void pack_nibbles(Stored m, int blocks, std::size_t count, std::uint8
         const int step = 2 * pair + w / 2, product = w % 2;
         word[w] = 0;
         for (int e = 0; e < 8; ++e) {
-            const std::uint32_t code =
-                nibble_at<is_int4>(m, element_of(tile, block, step, product, lane, e));
+            const OperandElement at = element_of(tile, block, step, product, lane, e);
+            const std::uint32_t code = nibble_at<is_int4>(m, at);
             const int r = e / 2, half = e & 1;
-            if (!is_int4)
-                word[w] |= code << (16 * half + 12 - 4 * r);
-            else if (r < 3)
-                word[w] |= code << (16 * half + 3 + 4 * r);
-            else
-                word[w] |= (code & 1u) << (16 * half + 15) | (code >> 1) << (16 * (1 - half));
+            word[w] |= is_int4 ? code << (16 * half + 4 * r)
+                               : placed_e2m1(signed_by_scale(m, at, code), r, half);
         }
     }
     constexpr auto format = is_int4 ? WeightFormat::w4a16 : WeightFormat::nvfp4;
@@ -127,15 +155,11 @@ __global__ void pack_nibbles(Stored m, int blocks, std::size_t count, std::uint8
     } else if (q < 2) {
         // q names the half of a step: scales of 16 columns each.
         for (int step = 2 * pair; step < 2 * pair + 2; ++step) {
-            for (int high = 0; high < 2; ++high) {
-                const int row = tile * tile_rows + g + 8 * high;
-                const int group = block * 8 + 2 * step + q;
-                const bool inside = row < m.n && group * 16 < m.k;
-                scales[(q * 8 + g) * 8 + step * 2 + high] =
-                    inside ? static_cast<const std::uint8_t*>(
-                                 m.scales)[static_cast<std::size_t>(row) * (m.k / 16) + group]
-                           : std::uint8_t{0};
-            }
+            const int row = tile * tile_rows + g, group = block * 8 + 2 * step + q;
+            const std::uint32_t low = wide_scale(scale_at(m, row, group));
+            const std::uint32_t high = wide_scale(scale_at(m, row + 8, group));
+            reinterpret_cast<std::uint16_t*>(scales)[(q * 8 + g) * 4 + step] =
+                static_cast<std::uint16_t>(low << 4 | (high & 15u) << 12 | high >> 4);
         }
     }
 }

@@ -17,11 +17,20 @@
 //   w4a16       1024 + 32       [step pair 2][lane 32][step 2][product 2][8 nibbles];
 //                               scales [g 8][row g, row g + 8] bf16
 //   nvfp4       1024 + 128      [step pair 2][lane 32][step 2][product 2][8 nibbles]; scales [q /
-//   2][g 8][step 4][row g, row g + 8] e4m3
+//   2][g 8][step 4], 16 bits each, see below
 //
-// A w4a16 word holds codes r = 0..3 of each 16-bit half h at bits 16 h + 3 + 4 r, but the upper
-// three bits of r = 3 at the other half's bits 0..2: rotated right by 4 r, every code comes to lie
-// at bits 3..6 of its half, where a bf16 has sixteenths of 16.
+// A w4a16 word holds codes r = 0..3 of each 16-bit half h at bits 16 h + 4 r.  The lower eight bits
+// of a half are a bf16's fraction and the lowest bit of its exponent, whose numbers are subnormal
+// or as far apart as those: multiples of 2^-133.  So code 0, alone in its half, is the number code
+// * 2^-133, code 1 is code * 2^-129, and codes 2 and 3 are the same of a word shifted right by 8.
+//
+// An nvfp4 word holds codes r = 0..3 (s e1 e0 m) of each half where they have s at bit 15 and e1 e0
+// m at bits 8..6 of their half: the first as it is, the second shifted left by 4, the third rotated
+// right by 6; of the fourth s, e0 and m shifted left by 6 and e1 right by 2.  Left shifts, which
+// are products, leave the integer units alone.  Such a half is the bf16 code * 2^-126.  Its scales
+// are unsigned (a negative one has turned its codes' signs, zero has made them zero) and have 5
+// bits of exponent with a bias of 10 and 3 of fraction, none subnormal: that of row g at bits 4..11
+// of 16, that of row g + 8 there when those are rotated by 8.
 //
 // NaN codes of e4m3 are not representable here (they would read as 480): whoever loads a matrix
 // refuses them before packing.
@@ -68,10 +77,10 @@ constexpr std::size_t packed_bytes(WeightFormat format, std::size_t n, std::size
            static_cast<std::size_t>(block_bytes(format));
 }
 
-// What a packed matrix's products are multiplied by: the kernel's nvfp4 scales carry 2^-8, so that
+// What a packed matrix's products are multiplied by: the kernel's nvfp4 scales carry 2^-19, so that
 // they fit bf16 beside e2m1's 2^126.
 inline float packed_global_scale(const WeightMatrix& stored) {
-    return stored.format == WeightFormat::nvfp4 ? stored.global_scale * 256.0f : 1.0f;
+    return stored.format == WeightFormat::nvfp4 ? stored.global_scale * 0x1p19f : 1.0f;
 }
 
 // Packs `stored`, whose data and scales are device memory in the stored lay-out, into `packed`

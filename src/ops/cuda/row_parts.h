@@ -13,9 +13,20 @@ namespace percheron::ops::cuda {
 
 inline constexpr int row_parts = 3;
 
+// Products of w4a16 weights, whose codes are tiny numbers, read rows that have been multiplied by
+// this; routed experts find such rows ready, other products multiply as they read.
+inline constexpr float raised_by = 0x1p64f;
+
 #ifdef __CUDACC__
-// Four values into the parts of a row; `to` is the place in the first part.
-__device__ inline void write_parts(float4 v, __nv_bfloat16* to, int columns) {
+// Four values into the parts of a row; `to` is the place in the first part.  `raised`: the place of
+// the rounded values times raised_by, or nullptr.
+__device__ inline void write_parts(float4 v, __nv_bfloat16* to, int columns,
+                                   __nv_bfloat16* raised) {
+    if (raised != nullptr) {
+        const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x * raised_by, v.y * raised_by),
+                                        __floats2bfloat162_rn(v.z * raised_by, v.w * raised_by)};
+        *reinterpret_cast<uint2*>(raised) = *reinterpret_cast<const uint2*>(pair);
+    }
 #pragma unroll
     for (int part = 0; part < row_parts; ++part) {
         const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y),

@@ -27,10 +27,12 @@ inline FewRowProduct product(const PackedMatrix& weight, const __nv_bfloat16* x,
     return one;
 }
 
-// Products that share their rows and k, one launch a format; `note` takes every launch's status.
+// Products that share their rows and k, one launch a format, which asks for the weights `ahead`;
+// `note` takes every launch's status.
 template <class Note>
 void multiply_by_format(std::span<const FewRowProduct> products, int rows, float swiglu_limit,
-                        const LaunchContext& context, const Note& note) {
+                        const LaunchContext& context, const Note& note,
+                        const WeightsAhead& ahead = {}) {
     constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
                                         WeightFormat::w4a16, WeightFormat::nvfp4};
     FewRowProduct same[largest_product_count];
@@ -41,7 +43,7 @@ void multiply_by_format(std::span<const FewRowProduct> products, int rows, float
         }
         if (count > 0)
             note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows, swiglu_limit,
-                              context));
+                              context, ahead));
     }
 }
 

@@ -1,30 +1,27 @@
-// The device's side of weight_prefetch.h, for kernels that have threads to spare.
+// The device's side of weight_prefetch.h.
 #pragma once
 
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/packed_matrix.h"
+#include "ops/cuda/weight_prefetch.h"
 
 namespace percheron::ops::cuda {
 
-// Has the `piece`-th of every `every`-th block on its way to the second-level cache, if there is
-// one.
-__device__ inline void prefetch_block([[maybe_unused]] const std::uint8_t* data,
-                                      [[maybe_unused]] int bytes, int blocks, int piece,
-                                      int every) {
-    const int block = piece * every;
-    if (block >= blocks) return;
+// Thread `thread` of `threads` asks for its share.
+__device__ inline void ask_for([[maybe_unused]] const WeightsAhead& ahead,
+                               [[maybe_unused]] int thread, [[maybe_unused]] int threads) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     data + static_cast<std::size_t>(block) * bytes),
-                 "r"(bytes)
-                 : "memory");
+#pragma unroll 1
+    for (int i = 0; i < ahead.count; ++i) {
+        const PackedMatrix& matrix = ahead.matrices[i];
+        const int bytes = block_bytes(matrix.format);
+        const int tiles = (matrix.n + tile_rows - 1) / tile_rows;
+        const int blocks = tiles * ((matrix.k + block_columns - 1) / block_columns);
+        for (int block = thread * ahead.every; block < blocks; block += threads * ahead.every)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                             matrix.data + static_cast<std::size_t>(block) * bytes),
+                         "r"(bytes)
+                         : "memory");
+    }
 #endif
-}
-
-__device__ inline void prefetch_block(const PackedMatrix& matrix, int piece, int every) {
-    const int tiles = (matrix.n + tile_rows - 1) / tile_rows;
-    const int blocks = (matrix.k + block_columns - 1) / block_columns;
-    prefetch_block(matrix.data, block_bytes(matrix.format), tiles * blocks, piece, every);
 }
 
 }  // namespace percheron::ops::cuda

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/packed_matrix.h"
+#include "ops/cuda/row_parts.h"
 
 namespace percheron::ops::cuda {
 
@@ -112,10 +113,12 @@ __device__ inline std::uint32_t in_register() {
     return result;
 }
 
-// What the unpacking of 4-bit codes keeps at hand.
+// What the unpacking of 4-bit codes keeps at hand (packed_matrix.h).
 struct UnpackConstants {
-    std::uint32_t nibbles = in_register<0x00780078u>();
-    std::uint32_t of_16 = in_register<0x41804180u>();
+    std::uint32_t low = in_register<0x000f000fu>();
+    std::uint32_t high = in_register<0x00f000f0u>();
+    std::uint32_t code = in_register<0x81c081c0u>();
+    std::uint32_t scale = in_register<0x0ff00ff0u>();
 };
 
 // (a & b) | c in one instruction.
@@ -125,17 +128,29 @@ __device__ inline std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::ui
     return result;
 }
 
+__device__ inline std::uint32_t rotated(std::uint32_t word, int bits) {
+    return __funnelshift_r(word, word, bits);
+}
+
 // Two e4m3 values at bits 15..8 and 31..24 of `word`, as bf16 times 2^-120.
 __device__ inline std::uint32_t small_fp8(std::uint32_t word) {
     return (word & 0x80008000u) | ((word >> 4) & 0x07f007f0u);
 }
 
+// The 4-bit codes of two steps, and an nvfp4 block's scales, as they were read for the first of
+// them.
+struct BlockCodes {
+    uint4 pair;
+    uint2 scales;
+};
+
 // The operand registers of one step (32 columns: two products) of a block.  `slot` is this lane's:
-// the block's first byte plus 16 a lane.  Steps come in order: `pair` keeps the codes of two steps
-// of a 4-bit format.  w4a16 codes are left 24 too high, see few_row_gemm.h.
+// the block's first byte plus 16 a lane.  Steps come in order: `codes` keeps what 4-bit formats
+// read for the next ones.  w4a16 codes are subnormal numbers and still 8 too high, see
+// few_row_gemm.h.
 template <WeightFormat format>
 __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
-                                 const UnpackConstants& constants, uint4& pair,
+                                 const UnpackConstants& constants, BlockCodes& codes,
                                  std::uint32_t (&a)[2][4]) {
     if constexpr (format == WeightFormat::bf16) {
 #pragma unroll
@@ -153,39 +168,39 @@ __device__ inline void load_step(const std::uint8_t* slot, int step, int lane,
             a[w / 2][2 * (w % 2)] = multiply_bf16x2(small_fp8(words[w]), two_to_120);
             a[w / 2][2 * (w % 2) + 1] = multiply_bf16x2(small_fp8(words[w] << 8), two_to_120);
         }
-    } else if constexpr (format == WeightFormat::w4a16) {
-        if (step % 2 == 0) pair = *reinterpret_cast<const uint4*>(slot + (step / 2) * 512);
-        const std::uint32_t words[2] = {step % 2 == 0 ? pair.x : pair.z,
-                                        step % 2 == 0 ? pair.y : pair.w};
-#pragma unroll
-        for (int product = 0; product < 2; ++product) {
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                // 16 + code as bf16, exactly.
-                const std::uint32_t turned = __funnelshift_r(words[product], words[product], 4 * r);
-                a[product][r] = and_or(turned, constants.nibbles, constants.of_16);
-            }
-        }
     } else {
-        if (step % 2 == 0) pair = *reinterpret_cast<const uint4*>(slot + (step / 2) * 512);
-        const std::uint32_t words[2] = {step % 2 == 0 ? pair.x : pair.z,
-                                        step % 2 == 0 ? pair.y : pair.w};
-        const std::uint32_t scales = *reinterpret_cast<const std::uint16_t*>(
-            slot + 1024 - lane * 16 + ((lane % 4) / 2) * 64 + (lane / 4) * 8 + step * 2);
-        constexpr std::uint32_t two_to_119 = 0x7b007b00u;
-        std::uint32_t scale[2];  // times 2^118: beside e2m1's 2^-126 a factor 2^-8 is left
+        if (step % 2 == 0) codes.pair = *reinterpret_cast<const uint4*>(slot + (step / 2) * 512);
+        const std::uint32_t words[2] = {step % 2 == 0 ? codes.pair.x : codes.pair.z,
+                                        step % 2 == 0 ? codes.pair.y : codes.pair.w};
+        if constexpr (format == WeightFormat::w4a16) {
 #pragma unroll
-        for (int high = 0; high < 2; ++high) {
-            const std::uint32_t both = __byte_perm(scales, 0, high ? 0x4141 : 0x4040) << 4;
-            scale[high] = multiply_bf16x2(multiply_bf16x2(both, two_to_119), two_to_119);
-        }
+            for (int product = 0; product < 2; ++product) {
+                const std::uint32_t word = words[product], upper = word >> 8;
+                a[product][0] = word & constants.low;
+                a[product][1] = word & constants.high;
+                a[product][2] = upper & constants.low;
+                a[product][3] = upper & constants.high;
+            }
+        } else {
+            if (step == 0)
+                codes.scales = *reinterpret_cast<const uint2*>(
+                    slot + 1024 - lane * 16 + ((lane % 4) / 2) * 64 + (lane / 4) * 8);
+            // Times 2^107: beside e2m1's 2^-126 a factor 2^-19 is left.
+            constexpr std::uint32_t exponent = 0x70007000u;
+            const std::uint32_t both = __byte_perm(step < 2 ? codes.scales.x : codes.scales.y, 0,
+                                                   step % 2 == 0 ? 0x1010 : 0x3232);
+            const std::uint32_t scale[2] = {and_or(both, constants.scale, exponent),
+                                            and_or(rotated(both, 8), constants.scale, exponent)};
 #pragma unroll
-        for (int product = 0; product < 2; ++product) {
+            for (int product = 0; product < 2; ++product) {
+                const std::uint32_t word = words[product];
+                const std::uint32_t value[4] = {
+                    word & constants.code, (word << 4) & constants.code,
+                    rotated(word, 6) & constants.code,
+                    and_or(word << 6, 0x80c080c0u, (word >> 2) & 0x01000100u)};
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const std::uint32_t code = words[product] << (4 * r);
-                const std::uint32_t value = (code & 0x80008000u) | ((code >> 6) & 0x01c001c0u);
-                a[product][r] = multiply_bf16x2(value, scale[r & 1]);
+                for (int r = 0; r < 4; ++r)
+                    a[product][r] = multiply_bf16x2(value[r], scale[r & 1]);
             }
         }
     }
@@ -210,15 +225,29 @@ __device__ inline float2 block_scales(const std::uint8_t* slot, int lane) {
     }
 }
 
-// Takes what w4a16 codes are too high off a block's sums: 24 times the sums of x, which lie as the
-// sums of the products do.
+// bias += -8 x for every row of a w4a16 tile, of the columns of half a step: what its codes are too
+// high.  Those of rows g stand for multiples of 2^-133, those of rows g + 8 for multiples of
+// 2^-129.
+__device__ inline void add_bias(float (&bias)[4], std::uint32_t x0, std::uint32_t x1) {
+    constexpr std::uint32_t low = 0x80088008u, high = 0x80808080u;
+    constexpr std::uint32_t minus_eight[4] = {low, high, low, high};
+    multiply_add(bias, minus_eight, x0, x1);
+}
+
+__device__ inline uint4 raised(uint4 x) {
+    constexpr std::uint32_t factor = 0x5f805f80u;  // raised_by, twice
+    static_assert(raised_by == 0x1p64f);
+    return make_uint4(multiply_bf16x2(x.x, factor), multiply_bf16x2(x.y, factor),
+                      multiply_bf16x2(x.z, factor), multiply_bf16x2(x.w, factor));
+}
+
 template <int n_tiles>
-__device__ inline void take_off_bias(float (&block)[n_tiles][4], const float (&x_sum)[n_tiles][4]) {
+__device__ inline void add(float (&sum)[n_tiles][4], const float (&other)[n_tiles][4]) {
 #pragma unroll
     for (int t = 0; t < n_tiles; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            block[t][i] = fmaf(-24.0f, x_sum[t][i], block[t][i]);
+            sum[t][i] += other[t][i];
     }
 }
 
