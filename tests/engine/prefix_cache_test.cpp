@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fake_network.h"
+#include "engine/fake_tower.h"
 #include "engine/reply_collector.h"
 
 namespace percheron::engine::testing {
@@ -365,6 +366,22 @@ TEST(PrefixCacheEngine, IsLeftAloneByWhoeverSaysSo) {
     }
     EXPECT_EQ(off.background_rows(), 0u);
     EXPECT_EQ(off.prefill_rows(), 900u);
+}
+
+// C2: the ids say nothing of what a picture shows.
+TEST(PrefixCacheEngine, OtherPixelsInTheSamePlacesAreAnotherPrompt) {
+    std::mt19937 random(8);
+    for (const std::uint32_t place : {0u, 63u, 64u, 130u, 180u}) {
+        Alone alone(cached_options(100, 2, 20));
+        GenerationRequest request = request_of(random_tokens(random, 300), 20);
+        GenerationRequest other = request;
+        insert_image(request, fake_image_of(2, 3, 1), place);
+        insert_image(other, fake_image_of(2, 3, 2), place);
+        EXPECT_EQ(alone.run(request).cached, 0u);
+        EXPECT_EQ(alone.run(other).cached, 0u);
+        EXPECT_EQ(alone.run(request).cached, 256u);
+        EXPECT_EQ(alone.run(other).cached, 256u);
+    }
 }
 
 // C4: whatever is cached, whoever comes runs as if nothing were.
