@@ -31,7 +31,7 @@ class MtpGap : public testing::Test {
     MtpGap() {
         config_.mtp_layers = 1;
         config_.index_pool = 4;
-        backend_ = ops::make_cpu_backend({2}).value();
+        backend_ = ops::make_cpu_backend({2, ops::Arithmetic::standard, ""}).value();
         options_.max_rows = 256;
         trunk_ = model::Network::load(config_, weights_, *backend_, options_).value();
         for (std::uint32_t page = 0; page < pages; ++page)
