@@ -31,7 +31,8 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
         .add_option("--kv-dtype", load.kv_dtype,
                     "Type of the cached latents and index keys: auto (bf16), bf16 or fp8 (half the "
                     "bytes a token, replies may differ)")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
     command
         .add_option(
             "--draft", load.draft.proposer,

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/files.h"
 #include "core/logging.h"
 
 namespace percheron::cache {
@@ -202,13 +203,20 @@ void TierFolder::touch(const BlockKey& state) {
 bool TierFolder::make_room(Bytes bytes) {
     if (bytes > options_.limit) return false;
     while (bytes_ + bytes > options_.limit) {
-        Entry& oldest = *by_use_.front();
-        if (oldest.used == touches_ && touches_ > 0) return false;
-        std::error_code error;
-        fs::remove(oldest.path, error);
-        ++evictions_;
-        remove(oldest);
+        if (!give_up_oldest()) return false;
     }
+    return true;
+}
+
+// False: what was used longest ago is what the file under way stands on.
+bool TierFolder::give_up_oldest() {
+    if (by_use_.empty()) return false;
+    Entry& oldest = *by_use_.front();
+    if (oldest.used == touches_ && touches_ > 0) return false;
+    std::error_code error;
+    fs::remove(oldest.path, error);
+    ++evictions_;
+    remove(oldest);
     return true;
 }
 
@@ -247,7 +255,12 @@ Result<bool> TierFolder::write(TierFile file, std::span<const std::span<const st
     touch_path(file.before);
     if (!make_room(bytes)) return false;
     const fs::path path = options_.folder / file.name();
-    PERCHERON_TRY(write_tier_file(path, file, pieces, options_.write));
+    Status written = write_tier_file(path, file, pieces, options_.write);
+    // Where others fill the disk, it is full before the limit is reached.
+    while (!written.ok() && written.error().reason() == disk_full && give_up_oldest()) {
+        written = write_tier_file(path, file, pieces, options_.write);
+    }
+    PERCHERON_TRY(written);
     if (Entry* const same = entry_of(file); same != nullptr && same->path == path) {
         remove(*same);  // replaced
     }

@@ -103,6 +103,7 @@ class TierFolder {
     void touch(Entry& entry);
     void touch_path(const BlockKey& last_block);
     bool make_room(Bytes bytes);
+    bool give_up_oldest();
     void remove(Entry& entry);
     Error give_up(Entry& entry, Error error);
 

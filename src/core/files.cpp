@@ -19,8 +19,9 @@ Error system_error(const std::filesystem::path& path, std::string_view action, i
     message += action;
     message += ": ";
     message += std::strerror(code);
+    const bool full = code == ENOSPC || code == EDQUOT;
     return Error(code == ENOENT || code == ENOTDIR ? ErrorCode::not_found : ErrorCode::io,
-                 std::move(message));
+                 std::move(message), full ? disk_full : std::string_view());
 }
 
 // A descriptor that closes itself.

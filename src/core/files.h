@@ -15,6 +15,9 @@
 
 namespace percheron {
 
+// The reason of an io error where a disk or a quota has no room left.
+inline constexpr std::string_view disk_full = "disk_full";
+
 // A regular file mapped read-only for the life of the object.  Moving keeps the addresses.
 // Nobody may shorten the file meanwhile: reading past the new end is a bus error.
 class MappedFile {

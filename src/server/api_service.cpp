@@ -1,6 +1,7 @@
 #include "server/api_service.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "core/logging.h"
 #include "text/unicode.h"
@@ -20,6 +21,23 @@ std::string request_id_of(const HttpRequest& request, ServerState& state) {
         if (shown) return std::string(id);
     }
     return "req-" + state.make_id();
+}
+
+// As it stands where '%' is not followed by two digits.
+std::string percent_decoded(std::string_view text) {
+    std::string decoded;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        unsigned char byte = 0;
+        const char* const digits = text.data() + i + 1;
+        if (text[i] == '%' && text.size() - i > 2 &&
+            std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+            decoded += static_cast<char>(byte);
+            i += 2;
+        } else {
+            decoded += text[i];
+        }
+    }
+    return decoded;
 }
 
 // A page of another site may not use this server through its visitor's browser.
@@ -52,6 +70,12 @@ bool names_another_host(const HttpRequest& request, const ServerState& state) {
 }  // namespace
 
 std::optional<HttpResponse> ApiService::refuse(const HttpRequest& request) {
+    std::optional<HttpResponse> response = refusal(request);
+    if (response) response->headers.push_back({"x-request-id", request_id_of(request, state_)});
+    return response;
+}
+
+std::optional<HttpResponse> ApiService::refusal(const HttpRequest& request) {
     const RouteMatch match = find_route(request.method, request.path);
     const bool open = match.route != nullptr && match.route->open;
     ApiError error;
@@ -109,7 +133,8 @@ asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
                    {},
                    match.route->error_form};
     if (match.route->path.back() == '/') {
-        call.tail = std::string_view(request.path).substr(match.route->path.size());
+        call.tail =
+            percent_decoded(std::string_view(request.path).substr(match.route->path.size()));
     }
     exchange.add_header("x-request-id", call.request_id);
     std::string failure;
@@ -129,8 +154,10 @@ asio::awaitable<void> ApiService::serve(HttpExchange& exchange) {
 
 HttpResponse ApiService::fault_response(const HttpFault& fault, const HttpRequest& request) {
     ++state_.metrics.http_replies[fault.status];
-    return error_response({fault.status, fault.code, fault.message, ""},
-                          find_route(request.method, request.path).error_form);
+    HttpResponse response = error_response({fault.status, fault.code, fault.message, ""},
+                                           find_route(request.method, request.path).error_form);
+    response.headers.push_back({"x-request-id", request_id_of(request, state_)});
+    return response;
 }
 
 }  // namespace percheron::server

@@ -19,6 +19,8 @@ class ApiService final : public HttpService {
     bool keeps_connections() const override { return !state_.draining; }
 
   private:
+    std::optional<HttpResponse> refusal(const HttpRequest& request);
+
     ServerState& state_;
 };
 

@@ -17,7 +17,7 @@ struct RouteCall {
     HttpExchange& exchange;
     std::string request_id;  // the client's x-request-id, or a new one
     KeyHolder key;
-    std::string_view tail;  // of a prefix route: what follows the prefix
+    std::string tail;  // of a prefix route: what follows the prefix, decoded
     ErrorForm error_form = ErrorForm::openai;
 };
 

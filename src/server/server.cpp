@@ -126,6 +126,7 @@ void Server::serve(std::unique_ptr<Engine> engine, ServedModel model) {
     std::promise<void> done;
     asio::post(state_->shared.io, [&] {
         ServerState& shared = state_->shared;
+        model.defaults.deadline = shared.options.deadline;
         shared.model = std::make_unique<const ServedModel>(std::move(model));
         shared.engine = std::move(engine);
         shared.link.attach(*shared.engine);

@@ -100,11 +100,12 @@ Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
                                               const cache::CacheShape& caches) {
     cache::DiskTierOptions disk;
     disk.folder.folder = options.prefix_disk;
-    disk.folder.limit = options.prefix_disk_size.value_or(default_prefix_disk_size(
-        free_space(options.prefix_disk).value_or(0), bytes_in(options.prefix_disk)));
     disk.queue_bytes = std::max(least_disk_queue, 2 * caches.checkpoint_bytes());
     const Bytes least = caches.checkpoint_bytes() + 16 * caches.page_bytes();
-    if (disk.folder.limit < least) {
+    if (!options.prefix_disk_size) {
+        disk.folder.limit = default_prefix_disk_size(free_space(options.prefix_disk).value_or(0),
+                                                     bytes_in(options.prefix_disk), least);
+    } else if (disk.folder.limit = *options.prefix_disk_size; disk.folder.limit < least) {
         return Error(ErrorCode::invalid_argument,
                      "--prefix-disk-size " + engine::readable(disk.folder.limit) +
                          " holds no prompt; name at least " + engine::readable(least) +
@@ -116,8 +117,8 @@ Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
 
 }  // namespace
 
-Bytes default_prefix_disk_size(Bytes free, Bytes held) {
-    return std::min(Bytes{16} << 30, (free + held) / 2);
+Bytes default_prefix_disk_size(Bytes free, Bytes held, Bytes least) {
+    return std::max(least, std::min(Bytes{16} << 30, (free + held) / 2));
 }
 
 Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,

@@ -49,8 +49,9 @@ struct LoadOptions {
     std::function<void(const engine::MemoryPlan&)> on_plan;  // before anything large is loaded
 };
 
-// 16 GiB, and no more than half of what the folder's disk has free beside `held`.
-Bytes default_prefix_disk_size(Bytes free, Bytes held);
+// 16 GiB, and no more than half of what the folder's disk has free beside `held`, but `least` in
+// any case: files wait for room on a full disk.
+Bytes default_prefix_disk_size(Bytes free, Bytes held, Bytes least);
 
 // Loads and starts.  Logs the plan's table and a line a stage with its time.
 //

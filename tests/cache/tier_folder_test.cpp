@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/files.h"
 #include "support/quiet_log.h"
 #include "support/temporary_folder.h"
 
@@ -391,6 +392,40 @@ TEST(TierFolder, AFailedWriteLeavesNothing) {
     EXPECT_FALSE(folder->has_state(key_of(1003)));
     EXPECT_EQ(folder->bytes(), bytes);
     EXPECT_EQ(content.check(*folder), 6u);
+}
+
+// The limit allows more than the disk has room for: the longest unused files go, as at the limit.
+TEST(TierFolder, AFullDiskKeepsTheLatest) {
+    const TemporaryFolder place;
+    std::mt19937 random(7);
+    TierOptions options = options_of(place.path());
+    std::size_t room = 0;
+    options.write = [&](const fs::path& path,
+                        std::span<const std::span<const std::byte>> parts) -> Status {
+        std::size_t taken = 0;
+        for (const auto& file : fs::directory_iterator(place.path()))
+            taken += file.path().extension() == ".lock" ? 0 : file.file_size();
+        for (const auto part : parts)
+            taken += part.size();
+        if (room > 0 && taken > room)
+            return Error(ErrorCode::io, path.string() + ": cannot write: full", disk_full);
+        std::ofstream out(path, std::ios::binary);
+        for (const auto part : parts)
+            out.write(reinterpret_cast<const char*>(part.data()),
+                      static_cast<std::streamsize>(part.size()));
+        return {};
+    };
+    const auto folder = TierFolder::open(options).value();
+    Content content;
+    content.write(*folder, random, 1, 5);
+    room = folder->bytes() * 2;
+    for (std::uint32_t text = 2; text < 12; ++text)
+        content.write(*folder, random, text, 5);
+    EXPECT_GT(folder->evictions(), 5u);
+    EXPECT_LE(folder->bytes(), room);
+    EXPECT_GE(folder->bytes(), room / 4);
+    EXPECT_TRUE(folder->has_block(key_of(11003)));
+    EXPECT_FALSE(folder->has_block(key_of(1003)));
 }
 
 }  // namespace

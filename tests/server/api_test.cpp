@@ -239,6 +239,9 @@ TEST(ModelsTest, ListAndSingle) {
     }
     EXPECT_EQ(server.get("/v1/models/nano").json()["id"], "nano");
     EXPECT_EQ(server.get("/v1/models/other").status, 404);
+    EXPECT_EQ(server.get("/v1/models/n%61n%6F").json()["id"], "nano");
+    for (const char* odd : {"nan%6", "nan%", "nan%6g", "nan%-1", "nano%00"})
+        EXPECT_EQ(server.get("/v1/models/" + std::string(odd)).status, 404) << odd;
 }
 
 TEST(ModelsTest, StrictModelRefusesOtherNames) {
@@ -414,6 +417,17 @@ TEST(RequestIdTest, IsEchoedOrMade) {
     EXPECT_NE(server.chat(ask()).header("x-request-id"), "");
     const std::string odd = "X-Request-ID: a b\r\n";
     EXPECT_EQ(server.chat(ask(), odd).header("x-request-id").rfind("req-", 0), 0u);
+    // Of what is refused before a route sees it too.
+    const char* const named = "X-Request-ID: abc-2\r\n";
+    EXPECT_EQ(server.get("/nowhere", named).header("x-request-id"), "abc-2");
+    for (const char* method : {"GET", "OPTIONS"}) {
+        const ClientReply reply =
+            server.connect().request(method, "/v1/chat/completions", {}, named);
+        EXPECT_EQ(reply.header("x-request-id"), "abc-2") << method;
+    }
+    const ClientReply elsewhere = server.get("/v1/models", "Origin: http://elsewhere\r\n");
+    EXPECT_EQ(elsewhere.status, 403);
+    EXPECT_NE(elsewhere.header("x-request-id"), "");
 }
 
 }  // namespace

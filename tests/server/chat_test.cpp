@@ -1,6 +1,9 @@
 // Chat completions over the real server and a replay: what a client sees, streamed and whole, for
 // every way a reply's tokens may be cut into engine steps.
+#include <future>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -458,6 +461,33 @@ TEST(ChatErrors, DeadlineEndsAReplyAndSaysSo) {
     EXPECT_EQ(reply.content, "so far");
     EXPECT_EQ(reply.finish, "length");
     EXPECT_EQ(reply.stop_reason, "deadline");
+}
+
+// Of requests that name none, whatever the route.
+TEST(ChatErrors, TheServersDeadlineEndsEveryKindOfReply) {
+    ReplayServerOptions options;
+    options.server.deadline = std::chrono::seconds(1);
+    const ReplayServer server(
+        Lines{{{"match", ""}, {"steps", {"</think>", "so far"}}, {"finish", "hang"}}}, options);
+    const std::pair<const char*, Json> asked[] = {
+        {"/v1/chat/completions", ask()},
+        {"/v1/completions", {{"prompt", "go on"}}},
+        {"/v1/responses", {{"input", "go on"}}},
+        {"/v1/messages", {{"messages", ask()["messages"]}, {"max_tokens", 100}}},
+    };
+    std::vector<std::future<ClientReply>> replies;
+    for (const auto& [route, body] : asked) {
+        replies.push_back(std::async(std::launch::async, [&server, route = route, body = body] {
+            return server.connect().request("POST", route, body.dump(), {});
+        }));
+    }
+    for (auto& reply : replies)
+        EXPECT_EQ(reply.get().status, 200);
+    EXPECT_EQ(server.metric("percheron:deadlines_total"), 4);
+    // A request's own counts instead.
+    Json request = ask();
+    request["deadline_s"] = 0.05;
+    EXPECT_EQ(understand_whole(server.chat(request)).stop_reason, "deadline");
 }
 
 TEST(ChatErrors, FullQueueIsRefusedAndServedLater) {

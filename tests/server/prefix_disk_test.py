@@ -168,7 +168,7 @@ def one_server_a_folder(binary, folder):
         assert second.returncode == 1
         last = second.stderr.strip().splitlines()[-1]
         assert "is in use by another process" in last and "give every server a folder of its own" in last, last
-    for more in (["--prefix-cache", "off"], ["--prefix-disk-size", "0"]):
+    for more in (["--prefix-cache", "off"], ["--prefix-disk-size", "0"], ["--prefix-disk-size", "1MiB"]):
         refused = subprocess.run([binary, "serve", "--port", "0", "--kv-memory", "64MiB", "--prefix-disk",
                                   str(folder), *more], capture_output=True, text=True)
         assert refused.returncode in (1, 2) and "--prefix-disk" in refused.stderr, refused.stderr

@@ -80,9 +80,9 @@ TEST(Chat, ErrorsAreOneSentenceAndAnExitCode) {
     EXPECT_EQ(missing.exit_code, 1);
     EXPECT_EQ(count(missing.output, "\n"), 1u) << missing.output;
     EXPECT_NE(missing.output.find("percheron chat: "), std::string::npos);
-    const Outcome fp8 = chat("hello\\n", "--kv-dtype fp8", "2>&1");
-    EXPECT_EQ(fp8.exit_code, 1);
-    EXPECT_NE(fp8.output.find("--kv-dtype"), std::string::npos);
+    const Outcome fp4 = chat("hello\\n", "--kv-dtype fp4", "2>&1");
+    EXPECT_EQ(fp4.exit_code, 2);
+    EXPECT_NE(fp4.output.find("--kv-dtype"), std::string::npos);
     EXPECT_EQ(chat("", "--no-such-flag", "2>/dev/null").exit_code, 2);
 }
 

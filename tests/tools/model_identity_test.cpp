@@ -91,10 +91,12 @@ TEST(ModelIdentity, OfAMadeUpModelIsItsDescription) {
 
 TEST(PrefixDiskSize, LeavesHalfOfASmallDiskAndIsNoLargerThanItNeedBe) {
     constexpr Bytes gibibyte = Bytes{1} << 30;
-    EXPECT_EQ(default_prefix_disk_size(1000 * gibibyte, 0), 16 * gibibyte);
-    EXPECT_EQ(default_prefix_disk_size(10 * gibibyte, 0), 5 * gibibyte);
+    EXPECT_EQ(default_prefix_disk_size(1000 * gibibyte, 0, 1), 16 * gibibyte);
+    EXPECT_EQ(default_prefix_disk_size(10 * gibibyte, 0, 1), 5 * gibibyte);
     // What it holds already is not asked for twice.
-    EXPECT_EQ(default_prefix_disk_size(6 * gibibyte, 4 * gibibyte), 5 * gibibyte);
+    EXPECT_EQ(default_prefix_disk_size(6 * gibibyte, 4 * gibibyte, 1), 5 * gibibyte);
+    // A full disk keeps no server from starting: the files wait for room.
+    EXPECT_EQ(default_prefix_disk_size(0, 0, 7), 7u);
 }
 
 }  // namespace
