@@ -244,8 +244,8 @@ struct EngineDescription {
     std::uint32_t context_tokens = 0;  // prompt + reply of one request
     std::uint64_t kv_tokens = 0;       // tokens the pool holds over all requests
     std::uint32_t page_tokens = 64;
-    std::string
-        kv_dtype;  // of latents and index keys: bf16, fp8 or f32; empty where there are none
+    // Of latents and index keys: bf16, fp8 or f32; empty where there are none.
+    std::string kv_dtype;
     std::uint32_t max_running = 0;
     std::vector<TokenId> stop_tokens;
     std::string proposer;   // empty without speculation

@@ -19,6 +19,7 @@ class ApiService final : public HttpService {
     bool keeps_connections() const override { return !state_.draining; }
 
   private:
+    // What refuse() answers, without the request's id.
     std::optional<HttpResponse> refusal(const HttpRequest& request);
 
     ServerState& state_;

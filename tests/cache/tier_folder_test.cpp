@@ -46,6 +46,14 @@ BlockKey key_of(std::uint64_t number) {
     return root_key("test", std::to_string(number));
 }
 
+Status write_plainly(const fs::path& path, std::span<const std::span<const std::byte>> parts) {
+    std::ofstream out(path, std::ios::binary);
+    for (const auto part : parts)
+        out.write(reinterpret_cast<const char*>(part.data()),
+                  static_cast<std::streamsize>(part.size()));
+    return {};
+}
+
 // A folder with `paths` paths of `blocks` blocks in files of various lengths and a state at their
 // ends, and all of it to compare with.
 struct Content {
@@ -375,11 +383,7 @@ TEST(TierFolder, AFailedWriteLeavesNothing) {
     options.write = [&](const fs::path& path,
                         std::span<const std::span<const std::byte>> parts) -> Status {
         if (full) return Error(ErrorCode::io, path.string() + ": cannot write: No space left");
-        std::ofstream out(path, std::ios::binary);
-        for (const auto part : parts)
-            out.write(reinterpret_cast<const char*>(part.data()),
-                      static_cast<std::streamsize>(part.size()));
-        return {};
+        return write_plainly(path, parts);
     };
     const auto folder = TierFolder::open(options).value();
     Content content;
@@ -409,11 +413,7 @@ TEST(TierFolder, AFullDiskKeepsTheLatest) {
             taken += part.size();
         if (room > 0 && taken > room)
             return Error(ErrorCode::io, path.string() + ": cannot write: full", disk_full);
-        std::ofstream out(path, std::ios::binary);
-        for (const auto part : parts)
-            out.write(reinterpret_cast<const char*>(part.data()),
-                      static_cast<std::streamsize>(part.size()));
-        return {};
+        return write_plainly(path, parts);
     };
     const auto folder = TierFolder::open(options).value();
     Content content;
