@@ -69,6 +69,25 @@ def kda():
               flush=True)
 
 
+def kda_prompt():
+    from fla.ops.kda import chunk_kda
+    heads, dim = 64, 128
+    with torch.inference_mode():
+        for tokens in (1024, 8192, 65536):
+            make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+            q, k, v, g = (make(1, tokens, heads, dim) for _ in range(4))
+            beta = make(1, tokens, heads)
+            a_log = torch.randn(heads, device="cuda")
+            bias = torch.randn(heads * dim, device="cuda")
+            state = torch.randn(1, heads, dim, dim, device="cuda")
+            call = lambda: chunk_kda(
+                q, k, v, g, beta, A_log=a_log, dt_bias=bias, initial_state=state,
+                output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+                use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=-5.0)
+            us = time_graph([call] * 3)
+            print(f"fla chunk_kda {tokens} tokens: {us:.1f} us", flush=True)
+
+
 def attention():
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     # Absorbed form: 64 query heads over one shared key head of 512, keys = values.
@@ -87,7 +106,7 @@ def attention():
 
 if __name__ == "__main__":
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    for part in (products, attention, kda):
+    for part in (products, attention, kda, kda_prompt):
         if len(sys.argv) > 1 and part.__name__ not in sys.argv[1:]:
             continue
         try:

@@ -5,12 +5,14 @@
 
 #include "ops/cuda/cuda_stages.h"
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/prefill_gemm.h"
 
 namespace percheron::ops {
 namespace cuda {
 namespace {
 
 constexpr std::size_t most_step_rows = 512;  // the router's and the experts' grouping's limit
+constexpr std::size_t most_prompt_rows = 8192;
 
 template <class Memory>
 class Buffer final : public BackendBuffer {
@@ -37,6 +39,7 @@ CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, S
       stream_(stream),
       side_(side),
       use_graphs_(graphs),
+      wide_products_(has_prefill_kernels()),
       context_{stream, multiprocessors, true},
       weights_(stream),
       vision_(
@@ -144,9 +147,10 @@ Status CudaBackend::check_shape(const NetworkShape& shape, std::size_t rows) con
     if (shape.experts > 512) return unsuited("the experts", shape.experts, "at most 512");
     if (shape.experts_per_token > 16)
         return unsuited("the experts of a token", shape.experts_per_token, "at most 16");
-    if (rows > most_step_rows)
-        return Error(ErrorCode::unsupported, "A step on CUDA has at most " +
-                                                 std::to_string(most_step_rows) + " rows, not " +
+    const std::size_t most = wide_products_ ? most_prompt_rows : most_step_rows;
+    if (rows > most)
+        return Error(ErrorCode::unsupported, "A step on " + name_ + " has at most " +
+                                                 std::to_string(most) + " rows, not " +
                                                  std::to_string(rows) + ".");
     return {};
 }
@@ -180,7 +184,7 @@ Result<const void*> CudaBackend::place_experts(std::span<const FeedForwardWeight
 Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
     return stage_scratch_bytes(shape, rows) +
-           rows * (row_parts + 1) * shape.hidden * sizeof(__nv_bfloat16) +
+           rows * (row_parts + 2) * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
            StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
 }
@@ -197,6 +201,9 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(parts_memory_, DeviceMemory::allocate(rows * (row_parts + 1) * shape.hidden *
                                                                sizeof(__nv_bfloat16),
                                                            "the stages' inputs"));
+    PERCHERON_ASSIGN(ordered_memory_,
+                     DeviceMemory::allocate(rows * shape.hidden * sizeof(__nv_bfloat16),
+                                            "the products' inputs"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
@@ -281,6 +288,7 @@ Status CudaBackend::run(const RowBatch& batch, const std::function<void()>& stag
                          " tokens is longer than the network's context of " +
                          std::to_string(shape_.context_limit) + ".");
     }
+    prompt_ = wide_products_ && batch.numeric_class == NumericClass::prefill;
     // A prompt's steps come in too many shapes, and embeddings from outside come from other places
     // every time.
     const bool may_replay =

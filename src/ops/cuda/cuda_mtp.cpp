@@ -52,7 +52,8 @@ void CudaBackend::mtp_input(const MtpWeights& weights, const WeightMatrix& embed
     join.joined = s.joined;
     note(join_rows(join, batch.overrides.empty() ? context_ : behind_uploads));
     const FewRowProduct projection =
-        product(packed_view(weights.projection), s.joined, 2 * width, floats(x), width);
+        product(packed_view(weights.projection), as_input(s.joined, rows, 2 * width, s.ordered),
+                2 * width, floats(x), width);
     multiply({&projection, 1}, rows);
     residual_turn_of(weights.input_norm, nullptr, x, normed);
 }
@@ -65,9 +66,8 @@ void CudaBackend::sparse_caches(const SparseAttentionWeights& weights, const Lat
         return;
     settle_pairs();
     scratch_.restart();
-    const int stride = row_parts * static_cast<int>(shape_.hidden);
     const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, batch.rows());
-    const __nv_bfloat16* const in = parts_of(normed);
+    const auto [in, stride] = inputs_of(normed);
     float* const raw = s.projections;
     const FewRowProduct projections[] = {
         product(packed_view(weights.kv_a), in, stride, raw + s.latent_at, s.stride),

@@ -6,6 +6,7 @@
 #include "ops/cuda/kda_step.h"
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/mhc_turn.h"
+#include "ops/cuda/prefill_rows.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/cuda/sparse_rows.h"
 #include "ops/cuda/stage_products.h"
@@ -40,6 +41,32 @@ const __nv_bfloat16* CudaBackend::parts_of(const Activations& x) {
     return memory;
 }
 
+StageInputs CudaBackend::inputs_of(const Activations& x) {
+    const __nv_bfloat16* const parts = parts_of(x);
+    const int hidden = static_cast<int>(shape_.hidden);
+    if (!prompt_) return {parts, row_parts * hidden};
+    OrderedRows op;
+    op.rows = batch_.view().rows;
+    op.columns = hidden;
+    op.x = parts;
+    op.x_stride = row_parts * hidden;
+    op.out = reinterpret_cast<__nv_bfloat16*>(ordered_memory_.data());
+    note(order_rows(op, context_));
+    return {op.out, hidden};
+}
+
+const __nv_bfloat16* CudaBackend::as_input(const __nv_bfloat16* rows, int count, int columns,
+                                           __nv_bfloat16* room) {
+    if (!prompt_) return rows;
+    OrderedRows op;
+    op.rows = count;
+    op.columns = op.x_stride = columns;
+    op.x = rows;
+    op.out = room;
+    note(order_rows(op, context_));
+    return room;
+}
+
 void CudaBackend::settle_pairs() {
     if (pairs_) note(sum_experts(*pairs_, context_));
     pairs_.reset();
@@ -52,6 +79,11 @@ void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
 
 void CudaBackend::multiply(std::span<const FewRowProduct> products, int rows,
                            const LaunchContext& context, const WeightsAhead& ahead) {
+    if (prompt_) {
+        multiply_prompt_by_format(products, rows, shape_.swiglu_limit, context,
+                                  [this](const Status& status) { note(status); });
+        return;
+    }
     multiply_by_format(
         products, rows, shape_.swiglu_limit, context,
         [this](const Status& status) { note(status); }, ahead);
@@ -131,11 +163,10 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
     const int rows = static_cast<int>(batch.rows());
     const int hidden = static_cast<int>(shape_.hidden), dim = static_cast<int>(shape_.kda_dim);
     const int heads = static_cast<int>(shape_.kda_heads), width = heads * dim;
-    const int stride = row_parts * hidden;
     const KdaScratch s = KdaScratch::lay_out(scratch_, shape_, batch.rows());
-    const __nv_bfloat16* const in = parts_of(x);
+    const auto [in, stride] = inputs_of(x);
     float* const raw = s.projections;
-    const FewRowProduct projections[] = {
+    FewRowProduct projections[] = {
         product(packed_view(weights.q), in, stride, raw, s.stride),
         product(packed_view(weights.k), in, stride, raw + width, s.stride),
         product(packed_view(weights.v), in, stride, raw + 2 * width, s.stride),
@@ -143,13 +174,14 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         product(packed_view(weights.g_a), in, stride, s.gate_rank, dim),
         product(packed_view(weights.beta), in, stride, raw + 3 * width, s.stride),
     };
+    projections[3].y_is_input = projections[4].y_is_input = true;
     multiply(projections, rows);
     const int sequences = batch_.view().sequence_count;
 
     KdaStep step;
     const PackedMatrix decay_weight = packed_view(weights.f_b);
     const PackedMatrix gate_weight = packed_view(weights.g_b);
-    if (gates_in_place(heads, sequences, decay_weight, gate_weight, context_)) {
+    if (!prompt_ && gates_in_place(heads, sequences, decay_weight, gate_weight, context_)) {
         step.decay_rank = s.decay_rank;
         step.gate_rank = s.gate_rank;
         step.decay_weight = decay_weight;
@@ -183,8 +215,9 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
     step.sequence_count = sequences;
     step.output = s.mixed;
     note(kda_step(step, context_));
-    const FewRowProduct out[] = {
-        product(packed_view(weights.out), s.mixed, width, floats(y), hidden)};
+    const FewRowProduct out[] = {product(packed_view(weights.out),
+                                         as_input(s.mixed, rows, width, s.ordered), width,
+                                         floats(y), hidden)};
     multiply(out, rows);
 }
 
@@ -212,9 +245,8 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     const int keys = static_cast<int>(shape_.query_key_dim);
     const int values = static_cast<int>(shape_.value_dim);
     const int index_width = static_cast<int>(shape_.index_heads * shape_.index_dim);
-    const int stride = row_parts * hidden;
     const SparseScratch s = SparseScratch::lay_out(scratch_, shape_, all_rows);
-    const __nv_bfloat16* const in = parts_of(x);
+    const auto [in, stride] = inputs_of(x);
     float* const raw = s.projections;
     const FewRowProduct projections[] = {
         product(packed_view(weights.q_a), in, stride, raw, s.stride),
@@ -231,10 +263,12 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     own.query_norm = weights.q_a_norm;
     own.query = s.query_rank;
     note(sparse_rows(own, context_));
-    const FewRowProduct queries[] = {
-        product(packed_view(weights.q_b), s.query_rank, rank, s.query, heads * keys),
-        product(packed_view(weights.index_q), s.query_rank, rank, s.index_query, index_width),
+    const __nv_bfloat16* const query_rank = as_input(s.query_rank, rows, rank, s.ordered);
+    FewRowProduct queries[] = {
+        product(packed_view(weights.q_b), query_rank, rank, s.query, heads * keys),
+        product(packed_view(weights.index_q), query_rank, rank, s.index_query, index_width),
     };
+    queries[0].y_is_input = true;
     multiply(queries, rows);
     const LatentHeadMatrices kv_b = latent_heads_view(weights.kv_b, shape_);
     FewRowProduct absorb = product(kv_b.keys, s.query, heads * keys, s.absorbed, heads * latent);
@@ -277,7 +311,9 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
         attention.read = s.read + first * static_cast<std::size_t>(heads * latent);
         note(selected_attention(attention, context_));
     }
-    FewRowProduct expand = product(kv_b.values, s.read, heads * latent, s.values, heads * values);
+    FewRowProduct expand = product(kv_b.values, as_input(s.read, rows, heads * latent, s.ordered),
+                                   heads * latent, s.values, heads * values);
+    expand.y_is_input = true;
     expand.outputs_per_input = values;
     expand.input_step = latent;
     multiply({&expand, 1}, rows);
@@ -304,11 +340,12 @@ SparseRows CudaBackend::cached_rows(const SparseAttentionWeights& weights, const
     return own;
 }
 
-void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
+void CudaBackend::feed_forward(const FeedForwardWeights& weights, int rows, const StageInputs& x,
                                __nv_bfloat16* inside, float* y, const LaunchContext& context,
                                const WeightsAhead& ahead) {
     const int width = static_cast<int>(weights.gate.n), hidden = static_cast<int>(weights.gate.k);
-    FewRowProduct gate = product(packed_view(weights.gate), x, row_parts * hidden, inside, width);
+    FewRowProduct gate = product(packed_view(weights.gate), x.x, x.stride, inside, width);
+    gate.y_is_input = true;
     gate.up = packed_view(weights.up);
     multiply({&gate, 1}, rows, context);
     const FewRowProduct down = product(packed_view(weights.down), inside, width, y, hidden);
@@ -321,7 +358,8 @@ void CudaBackend::dense_ffn(const FeedForwardWeights& weights, const RowBatch& b
     settle_pairs();
     scratch_.restart();
     auto* const inside = scratch_.take<__nv_bfloat16>(batch.rows() * shape_.dense_intermediate);
-    feed_forward(weights, static_cast<int>(batch.rows()), parts_of(x), inside, floats(y), context_);
+    feed_forward(weights, static_cast<int>(batch.rows()), inputs_of(x), inside, floats(y),
+                 context_);
 }
 
 void CudaBackend::note_behind(const WeightsAhead& ahead) {
@@ -334,6 +372,10 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     if (only_noted(weights.router.data, weights.table, weights.shared.gate.data, x.data, y.data))
         return;
     settle_pairs();
+    if (prompt_) {
+        prompt_experts(weights, static_cast<int>(batch.rows()), x, y);
+        return;
+    }
     scratch_.restart();
     const auto& table = *static_cast<const ExpertTable*>(weights.table);
     const int rows = static_cast<int>(batch.rows()), hidden = static_cast<int>(shape_.hidden);
@@ -365,7 +407,7 @@ void CudaBackend::moe_ffn(const ExpertsWeights& weights, const RowBatch& batch, 
     // While the experts are chosen the memory rests: weights of the layer behind them.
     latest_router_ = weights.router.data;
     const auto found = behind_.find(latest_router_);
-    feed_forward(weights.shared, rows, in, s.shared_inside, s.shared, beside,
+    feed_forward(weights.shared, rows, {in, row_parts * hidden}, s.shared_inside, s.shared, beside,
                  found != behind_.end() && rows <= prefetch_rows ? found->second : WeightsAhead{});
     note(check(cudaEventRecord(side_.returns, side_.stream), "returning to the main stream"));
     // Back before the routed experts rather than behind them: the memory has been busy all the
@@ -426,7 +468,8 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
     }
     const FewRowProduct all =
         product(packed_view(head), in, stride, values, static_cast<int>(head.n));
-    multiply({&all, 1}, static_cast<int>(count));
+    // In both classes: few rows, if any, are wanted of a prompt.
+    note(few_row_gemm({&all, 1}, static_cast<int>(count), shape_.swiglu_limit, context_));
     note(check(cudaMemcpyAsync(logits.data, values, count * vocabulary * sizeof(float),
                                cudaMemcpyDeviceToHost, stream_),
                "reading logits"));

@@ -28,6 +28,12 @@ struct SideStream {
     cudaEvent_t leaves = nullptr, returns = nullptr;
 };
 
+// Rows as a stage's first products read them.
+struct StageInputs {
+    const __nv_bfloat16* x = nullptr;
+    int stride = 0;
+};
+
 class CudaBackend final : public Backend, private MtpStages {
   public:
     CudaBackend(int device, int multiprocessors, cudaStream_t stream, SideStream side, bool graphs);
@@ -112,6 +118,11 @@ class CudaBackend final : public Backend, private MtpStages {
     // ---- what stages share
     // Rows of x in parts (row_parts.h): those that the last turn left beside it, or split now.
     const __nv_bfloat16* parts_of(const Activations& x);
+    // The first part of those rows; of prompts, ordered (prefill_rows.h).
+    StageInputs inputs_of(const Activations& x);
+    // Rows that another kernel left, as products read them: of prompts ordered, in `room`.
+    const __nv_bfloat16* as_input(const __nv_bfloat16* rows, int count, int columns,
+                                  __nv_bfloat16* room);
     // Where the same rows lie times raised_by; nullptr: no layer's experts read them.
     __nv_bfloat16* raised_rows() const {
         return raises_rows_ ? reinterpret_cast<__nv_bfloat16*>(parts_memory_.data()) +
@@ -128,9 +139,11 @@ class CudaBackend final : public Backend, private MtpStages {
                   const WeightsAhead& ahead = {});
     void multiply(std::span<const FewRowProduct> products, int rows, const LaunchContext& context,
                   const WeightsAhead& ahead = {});
-    void feed_forward(const FeedForwardWeights& weights, int rows, const __nv_bfloat16* x,
+    void feed_forward(const FeedForwardWeights& weights, int rows, const StageInputs& x,
                       __nv_bfloat16* inside, float* y, const LaunchContext& context,
                       const WeightsAhead& ahead = {});
+    // The layer with experts for a prompt's rows (cuda_prompt.cpp).
+    void prompt_experts(const ExpertsWeights& weights, int rows, Activations x, Activations y);
     // This is what the mixer behind the latest layer with experts begins with: it is asked for
     // while the next step chooses that layer's experts.
     void note_behind(const WeightsAhead& ahead);
@@ -140,6 +153,8 @@ class CudaBackend final : public Backend, private MtpStages {
     cudaStream_t stream_;
     SideStream side_;  // work beside the step's main line
     bool use_graphs_;
+    bool wide_products_;   // this device has the kernels of the prefill class
+    bool prompt_ = false;  // this step is of it and uses them
     LaunchContext context_;
     WeightPlacement weights_;
     NetworkShape shape_;
@@ -148,6 +163,7 @@ class CudaBackend final : public Backend, private MtpStages {
     DeviceScratch scratch_;
     DeviceMemory parts_memory_;  // [rows][row_parts][hidden] and, raised, [rows][hidden]
     bool raises_rows_ = false;
+    DeviceMemory ordered_memory_;       // [rows][hidden], of prompts
     const void* parts_from_ = nullptr;  // whose rows parts_memory_ holds
     std::optional<ExpertSum> pairs_;    // what pairs_->y still lacks
     // What came behind a layer's experts in the last step, by the router's weights: the layer that

@@ -241,7 +241,19 @@ __global__ void __launch_bounds__(group_threads)
     }
 }
 
+std::size_t bytes_of_keys(const Routing& routing) {
+    return static_cast<std::size_t>(few_threads / 32) * routing.experts * sizeof(std::uint32_t);
+}
+
 }  // namespace
+
+Status choose_experts(const Routing& routing, const LaunchContext& context) {
+    constexpr int rows_a_block = few_threads / 32;
+    return launch("launching the router's choice", choose_rows_kernel,
+                  {dim3((routing.rows + rows_a_block - 1) / rows_a_block), few_threads,
+                   bytes_of_keys(routing)},
+                  context, routing);
+}
 
 Status route(const Routing& routing, const LaunchContext& context) {
     if (routing.rows > most_rows || routing.experts < 2 || routing.experts > most_experts ||
@@ -257,16 +269,10 @@ Status route(const Routing& routing, const LaunchContext& context) {
     product.y = routing.logits;
     product.y_stride = routing.experts;
     PERCHERON_TRY(few_row_gemm({&product, 1}, routing.rows * row_parts, 0.0f, context));
-    const std::size_t keys =
-        static_cast<std::size_t>(few_threads / 32) * routing.experts * sizeof(std::uint32_t);
     if (routing.rows <= expert_group_rows)
         return launch("launching the router's choice", choose_few_kernel,
-                      {dim3(1), few_threads, keys}, context, routing);
-    constexpr int rows_a_block = few_threads / 32;
-    PERCHERON_TRY(
-        launch("launching the router's choice", choose_rows_kernel,
-               {dim3((routing.rows + rows_a_block - 1) / rows_a_block), few_threads, keys}, context,
-               routing));
+                      {dim3(1), few_threads, bytes_of_keys(routing)}, context, routing);
+    PERCHERON_TRY(choose_experts(routing, context));
     return launch("launching the experts' grouping", group_kernel, {dim3(1), group_threads, 0},
                   context, routing);
 }

@@ -48,6 +48,10 @@ struct Routing {
     ExpertChoice choice;      // out
 };
 
+// The choices alone, from logits that are there already, of any number of rows: experts and
+// weights.
+Status choose_experts(const Routing& routing, const LaunchContext& context);
+
 // At most 512 rows, 2 to 512 experts and 16 choices; hidden a multiple of 128.
 Status route(const Routing& routing, const LaunchContext& context);
 

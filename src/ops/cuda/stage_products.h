@@ -5,6 +5,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/few_row_gemm.h"
+#include "ops/cuda/prefill_gemm.h"
 
 namespace percheron::ops::cuda {
 
@@ -44,6 +45,41 @@ void multiply_by_format(std::span<const FewRowProduct> products, int rows, float
         if (count > 0)
             note(few_row_gemm(std::span<const FewRowProduct>(same, count), rows, swiglu_limit,
                               context, ahead));
+    }
+}
+
+// The same products in the prefill class, whose rows of x are ordered.
+inline PrefillProduct prompt_product(const FewRowProduct& product) {
+    PrefillProduct one;
+    one.weight = product.weight;
+    one.up = product.up;
+    one.x = product.x;
+    one.x_stride = product.x_stride;
+    one.y = product.y;
+    one.y_stride = product.y_stride;
+    const bool bf16 = product.y_is_bf16 || product.up.data != nullptr;
+    one.y_rows = !bf16                ? PrefillRows::f32
+                 : product.y_is_input ? PrefillRows::ordered_bf16
+                                      : PrefillRows::bf16;
+    one.outputs_per_input = product.outputs_per_input;
+    one.input_step = product.input_step;
+    return one;
+}
+
+template <class Note>
+void multiply_prompt_by_format(std::span<const FewRowProduct> products, int rows,
+                               float swiglu_limit, const LaunchContext& context, const Note& note) {
+    constexpr WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8_block,
+                                        WeightFormat::w4a16, WeightFormat::nvfp4};
+    PrefillProduct same[largest_prefill_count];
+    for (const WeightFormat format : formats) {
+        std::size_t count = 0;
+        for (const FewRowProduct& one : products) {
+            if (one.weight.format == format) same[count++] = prompt_product(one);
+        }
+        if (count > 0)
+            note(prefill_gemm(std::span<const PrefillProduct>(same, count), rows, swiglu_limit,
+                              context));
     }
 }
 

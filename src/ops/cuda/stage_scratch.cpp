@@ -22,6 +22,7 @@ KdaScratch KdaScratch::lay_out(DeviceScratch& scratch, const NetworkShape& shape
     s.decay = scratch.take<float>(rows * width);
     s.gate = scratch.take<float>(rows * width);
     s.mixed = scratch.take<__nv_bfloat16>(rows * width);
+    s.ordered = scratch.take<__nv_bfloat16>(rows * width);
     return s;
 }
 
@@ -49,6 +50,8 @@ SparseScratch SparseScratch::lay_out(DeviceScratch& scratch, const NetworkShape&
         static_cast<int>(together)));
     s.read = scratch.take<__nv_bfloat16>(rows * heads * shape.latent);
     s.values = scratch.take<__nv_bfloat16>(rows * heads * shape.value_dim);
+    s.ordered =
+        scratch.take<__nv_bfloat16>(rows * std::max(heads * shape.latent, shape.query_rank));
     return s;
 }
 
@@ -67,6 +70,8 @@ ExpertsScratch ExpertsScratch::lay_out(DeviceScratch& scratch, const NetworkShap
     s.pair_output = scratch.take<float>(pairs * shape.hidden);
     s.shared_inside = scratch.take<__nv_bfloat16>(rows * shape.shared_intermediate);
     s.shared = scratch.take<float>(rows * shape.hidden);
+    s.ordered = scratch.take<__nv_bfloat16>(rows * row_parts * shape.hidden);
+    s.gathered = scratch.take<__nv_bfloat16>(pairs * shape.hidden);
     return s;
 }
 
@@ -75,6 +80,7 @@ MtpScratch MtpScratch::lay_out(DeviceScratch& scratch, const NetworkShape& shape
     MtpScratch s;
     s.embedded = scratch.take<float>(rows * shape.hidden);
     s.joined = scratch.take<__nv_bfloat16>(rows * 2 * shape.hidden);
+    s.ordered = scratch.take<__nv_bfloat16>(rows * 2 * shape.hidden);
     return s;
 }
 

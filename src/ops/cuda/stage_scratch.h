@@ -46,6 +46,7 @@ struct KdaScratch {
     float* decay = nullptr;               // [R, H d]
     float* gate = nullptr;                // [R, H d]
     __nv_bfloat16* mixed = nullptr;       // [R, H d]
+    __nv_bfloat16* ordered = nullptr;     // [R, H d], of prompts
     static KdaScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape, std::size_t rows);
 };
 
@@ -64,6 +65,7 @@ struct SparseScratch {
     float* partial = nullptr;           // of attention_rows rows
     __nv_bfloat16* read = nullptr;      // [R, H latent]
     __nv_bfloat16* values = nullptr;    // [R, H value_dim]
+    __nv_bfloat16* ordered = nullptr;   // [R, query rank] or [R, H latent], of prompts
     static SparseScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape,
                                  std::size_t rows);
 };
@@ -75,14 +77,18 @@ struct ExpertsScratch {
     float* pair_output = nullptr;     // [pairs, D]
     __nv_bfloat16* shared_inside = nullptr;
     float* shared = nullptr;  // [R, D]
+    // Of prompts: rows in ordered parts [R, row_parts, D], and the pairs' [pairs, D].
+    __nv_bfloat16* ordered = nullptr;
+    __nv_bfloat16* gathered = nullptr;
     static ExpertsScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape,
                                   std::size_t rows);
 };
 
 // What begins a step of the MTP layer.
 struct MtpScratch {
-    float* embedded = nullptr;        // [R, D]
-    __nv_bfloat16* joined = nullptr;  // [R, 2 D]
+    float* embedded = nullptr;         // [R, D]
+    __nv_bfloat16* joined = nullptr;   // [R, 2 D]
+    __nv_bfloat16* ordered = nullptr;  // [R, 2 D], of prompts
     static MtpScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape, std::size_t rows);
 };
 

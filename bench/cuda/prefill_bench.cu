@@ -1,0 +1,234 @@
+// prefill_bench [FILTER]: times the kernels of the prefill class at the full model's shapes, beside
+// cuBLAS in the same process where its library is found.  Shares are of this run's rate of bf16
+// products of 8192 x 8192 x 8192 by cuBLAS.
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "cuda/cublas_peer.h"
+#include "cuda/measure.h"
+#include "ops/cuda/prefill_gemm.h"
+#include "ops/cuda/prefill_rows.h"
+
+using namespace percheron;
+using namespace percheron::bench;
+using check::OnDevice;
+using ops::WeightFormat;
+using ops::cuda::PrefillRows;
+
+namespace {
+
+int multiprocessors = 0;
+double ceiling = 0;  // TFLOP/s
+
+void must(const Status& status) {
+    if (status.ok()) return;
+    std::printf("%s\n", status.error().message().c_str());
+    std::exit(1);
+}
+
+// Random bf16 rows, made on the host once and repeated.
+class RandomRows {
+  public:
+    explicit RandomRows(std::size_t count) : memory_(count) {
+        check::Random random(3);
+        const auto some = check::as_bf16(check::normals(random, 1 << 22));
+        for (std::size_t at = 0; at < count; at += some.size())
+            require(cudaMemcpy(memory_.data() + at, some.data(),
+                               std::min(some.size(), count - at) * 2, cudaMemcpyHostToDevice),
+                    "rows");
+    }
+    __nv_bfloat16* data() const { return memory_.data(); }
+
+  private:
+    OnDevice<__nv_bfloat16> memory_;
+};
+
+// Packed weights: any bytes, but bf16 ones of one size, since what the bits are decides how much
+// power a product takes.
+class Weights {
+  public:
+    Weights(WeightFormat format, std::size_t bytes) {
+        if (format == WeightFormat::bf16)
+            rows_ = std::make_unique<RandomRows>(bytes / 2);
+        else
+            bytes_ = std::make_unique<RandomMemory>(bytes);
+    }
+    const std::uint8_t* data() const {
+        return rows_ ? reinterpret_cast<const std::uint8_t*>(rows_->data()) : bytes_->data();
+    }
+
+  private:
+    std::unique_ptr<RandomRows> rows_;
+    std::unique_ptr<RandomMemory> bytes_;
+};
+
+double rate(double operations, double us) {
+    return operations / us * 1e-6;
+}
+
+void measure_ceiling(const CublasPeer& cublas) {
+    constexpr int size = 8192;
+    const RandomRows x(std::size_t{size} * size), w(std::size_t{size} * size);
+    OnDevice<__nv_bfloat16> y(std::size_t{size} * size);
+    const double us = microseconds(10, [&](cudaStream_t stream, int) {
+        cublas.product(stream, x.data(), w.data(), y.data(), size, size, size, 1);
+    });
+    ceiling = rate(2.0 * size * size * size, us);
+    std::printf("cuBLAS bf16 8192x8192x8192: %.1f us, %.1f TFLOP/s\n", us, ceiling);
+}
+
+void report(const std::string& name, double operations, double us, double peer_us) {
+    std::printf("%-46s %9.1f us %7.1f TFLOP/s %5.1f %%", name.c_str(), us, rate(operations, us),
+                ceiling > 0 ? 100 * rate(operations, us) / ceiling : 0.0);
+    if (peer_us > 0)
+        std::printf("   cuBLAS bf16 %9.1f us %7.1f TFLOP/s, here %5.1f %% of it", peer_us,
+                    rate(operations, peer_us), 100 * peer_us / us);
+    std::printf("\n");
+    std::fflush(stdout);
+}
+
+struct DenseCase {
+    const char* name;
+    int n, k;
+    bool swiglu;
+    PrefillRows y_rows = PrefillRows::f32;
+};
+
+constexpr DenseCase dense[] = {
+    {"kda inputs 24896x4096", 24896, 4096, false},
+    {"kda output 4096x8192", 4096, 8192, false},
+    {"sparse inputs 2336x4096", 2336, 4096, false},
+    {"q_b 16384x1536, bf16 rows", 16384, 1536, false, PrefillRows::ordered_bf16},
+    {"sparse output 4096x16384", 4096, 16384, false},
+    {"f_b 8192x128", 8192, 128, false},
+    {"shared gate, up 2048x4096", 2048, 4096, true, PrefillRows::ordered_bf16},
+    {"shared down 4096x2048", 4096, 2048, false},
+    {"dense gate, up 12288x4096", 12288, 4096, true, PrefillRows::ordered_bf16},
+    {"dense down 4096x12288", 4096, 12288, false},
+};
+
+void bench_dense(const DenseCase& one, WeightFormat format, int rows, const CublasPeer& cublas) {
+    const int matrices = one.swiglu ? 2 : 1;
+    const std::size_t bytes = ops::cuda::packed_bytes(format, one.n, one.k);
+    const Weights weights(format, bytes * matrices);
+    const RandomRows x(static_cast<std::size_t>(rows) * one.k);
+    OnDevice<float> y(static_cast<std::size_t>(rows) * one.n * matrices);
+    const double us = microseconds(6, [&](cudaStream_t stream, int) {
+        ops::cuda::PrefillProduct product;
+        product.weight = {format, one.n, one.k, weights.data(), 1.0f};
+        if (one.swiglu) product.up = {format, one.n, one.k, weights.data() + bytes, 1.0f};
+        product.x = x.data();
+        product.x_stride = one.k;
+        product.y = y.data();
+        product.y_stride = one.n;
+        product.y_rows = one.y_rows;
+        must(ops::cuda::prefill_gemm({&product, 1}, rows, 10.0f, {stream, multiprocessors, false}));
+    });
+    double peer = 0;
+    if (cublas.there() && format == WeightFormat::bf16) {
+        const RandomRows w(static_cast<std::size_t>(one.n) * one.k * matrices);
+        peer = microseconds(6, [&](cudaStream_t stream, int) {
+            cublas.product(stream, x.data(), w.data(), y.data(), rows, one.n * matrices, one.k, 1);
+        });
+    }
+    report(std::string(name_of(format)) + " " + one.name + ", " + std::to_string(rows) + " rows",
+           2.0 * rows * one.n * one.k * matrices, us, peer);
+}
+
+// `experts` groups of `rows` each; cuBLAS has as many products in one call.
+void bench_experts(WeightFormat format, int n, int k, int experts, int rows,
+                   const CublasPeer& cublas, double& peer) {
+    const std::size_t bytes = ops::cuda::packed_bytes(format, n, k);
+    const int pairs = experts * rows;
+    const Weights weights(format, bytes * experts);
+    const RandomRows x(static_cast<std::size_t>(pairs) * k);
+    OnDevice<float> y(static_cast<std::size_t>(pairs) * n);
+    std::vector<const std::uint8_t*> pointers;
+    std::vector<std::uint32_t> chosen;
+    for (int e = 0; e < experts; ++e) {
+        pointers.push_back(weights.data() + e * bytes);
+        chosen.insert(chosen.end(), static_cast<std::size_t>(rows), static_cast<std::uint32_t>(e));
+    }
+    const OnDevice<const std::uint8_t*> pointer_memory(pointers);
+    const OnDevice<float> ones(std::vector<float>(static_cast<std::size_t>(experts), 1.0f));
+    const OnDevice<std::uint32_t> chosen_memory(chosen);
+    OnDevice<std::uint32_t> order(chosen.size());
+    OnDevice<ops::cuda::ExpertGroup> groups(static_cast<std::size_t>(
+        ops::cuda::most_groups(pairs, experts, ops::cuda::prefill_group_rows)));
+    OnDevice<std::int32_t> count(1);
+    ops::cuda::PairGrouping grouping;
+    grouping.pairs = pairs;
+    grouping.experts = experts;
+    grouping.group_rows = ops::cuda::prefill_group_rows;
+    grouping.chosen = chosen_memory.data();
+    grouping.pair_order = order.data();
+    grouping.groups = groups.data();
+    grouping.group_count = count.data();
+    must(ops::cuda::group_pairs(grouping, {nullptr, multiprocessors, false}));
+    const double us = microseconds(4, [&](cudaStream_t stream, int) {
+        ops::cuda::PrefillExperts product;
+        product.format = format;
+        product.n = n;
+        product.k = k;
+        product.weights = pointer_memory.data();
+        product.scales = ones.data();
+        product.x = x.data();
+        product.x_stride = k;
+        product.pairs = pairs;
+        product.groups = groups.data();
+        product.group_count = count.data();
+        product.pair_order = order.data();
+        product.y = y.data();
+        product.y_stride = n;
+        must(ops::cuda::prefill_experts(product, 10.0f, {stream, multiprocessors, false}));
+    });
+    if (cublas.there() && peer == 0) {
+        const RandomRows w(static_cast<std::size_t>(n) * k * experts);
+        peer = microseconds(4, [&](cudaStream_t stream, int) {
+            cublas.product(stream, x.data(), w.data(), y.data(), rows, n, k, experts);
+        });
+    }
+    report(std::string(name_of(format)) + " " + std::to_string(experts) + " experts " +
+               std::to_string(n) + "x" + std::to_string(k) + ", " + std::to_string(rows) + " rows",
+           2.0 * pairs * n * k, us, peer);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const auto wanted = [&](const char* name) {
+        return argc < 2 || std::strstr(name, argv[1]) != nullptr;
+    };
+    cudaDeviceProp properties;
+    require(cudaGetDeviceProperties(&properties, 0), "device");
+    multiprocessors = properties.multiProcessorCount;
+    std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
+    const CublasPeer cublas;
+    if (cublas.there())
+        measure_ceiling(cublas);
+    else
+        std::printf("cuBLAS is not found here: no peer, no shares\n");
+    if (wanted("dense")) {
+        for (const DenseCase& one : dense)
+            bench_dense(one, WeightFormat::bf16, 8192, cublas);
+        for (const WeightFormat format :
+             {WeightFormat::fp8_block, WeightFormat::w4a16, WeightFormat::nvfp4}) {
+            for (const int i : {0, 1, 6})
+                bench_dense(dense[i], format, 8192, cublas);
+        }
+        bench_dense(dense[0], WeightFormat::bf16, 2048, cublas);
+        bench_dense(dense[1], WeightFormat::bf16, 2048, cublas);
+    }
+    if (wanted("experts")) {
+        for (const auto& [experts, rows] : {std::pair<int, int>{288, 64}, {96, 256}, {24, 2048}}) {
+            for (const auto& [n, k] : {std::pair<int, int>{2048, 4096}, {4096, 2048}}) {
+                double peer = 0;
+                for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::w4a16,
+                                                  WeightFormat::nvfp4, WeightFormat::fp8_block})
+                    bench_experts(format, n, k, experts, rows, cublas, peer);
+            }
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,7 @@
+#include "ops/cuda/prefill_kernel.cuh"
+
+namespace percheron::ops::cuda {
+
+template Status launch_prefill<WeightFormat::nvfp4>(PrefillLaunch&, bool, const LaunchContext&);
+
+}  // namespace percheron::ops::cuda
