@@ -21,8 +21,20 @@ namespace {
 
 constexpr std::size_t group = 128;
 
-// ---- tiles: W outputs of one format.  run() walks over k in vectors and hands the dequantised
-// vectors of all outputs to use(i, values), i their place in the packed input.
+// ---- tiles: W outputs of one format.  run() walks over places [begin, end) of k in vectors, begin
+// a multiple of 128, end one too or k itself, and hands the dequantised vectors of all outputs to
+// use(i, values), i their place in the packed input.
+//
+// On the way it asks for the same place of the outputs that are `ahead` further.  A row is often a
+// page or less, where the processor's own prefetchers begin anew, and a tile of many rows of inputs
+// computes for so long that it would read nothing meanwhile.
+
+constexpr std::size_t cache_line = 64;
+
+// Into the second cache; behind the end of the weights nothing happens.
+inline void ask_for(const void* from, std::size_t bytes) {
+    __builtin_prefetch(static_cast<const char*>(from) + bytes, 0, 2);
+}
 
 template <class V, int W>
 struct FloatTile {
@@ -31,19 +43,19 @@ struct FloatTile {
         rows[w] = static_cast<const float*>(weight.data) + n * weight.k;
     }
     template <class Use>
-    void run(std::size_t k, Use&& use) const {
-        std::size_t i = 0;
-        for (; i + V::lanes <= k; i += V::lanes) {
+    void run(std::size_t begin, std::size_t end, std::size_t /*ahead*/, Use&& use) const {
+        std::size_t i = begin;
+        for (; i + V::lanes <= end; i += V::lanes) {
             typename V::F values[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
                 values[w] = V::load(rows[w] + i);
             use(i, values);
         }
-        if (i < k) {
+        if (i < end) {
             typename V::F values[W];
             for (int w = 0; w < W; ++w)
-                values[w] = load_first<V>(rows[w] + i, k - i);
+                values[w] = load_first<V>(rows[w] + i, end - i);
             use(i, values);
         }
     }
@@ -52,24 +64,37 @@ struct FloatTile {
 template <class V, int W>
 struct Bf16Tile {
     const std::uint16_t* rows[W];
+    std::size_t row_bytes = 0;
     void open(const WeightMatrix& weight, int w, std::size_t n) {
         rows[w] = static_cast<const std::uint16_t*>(weight.data) + n * weight.k;
+        row_bytes = weight.k * sizeof(std::uint16_t);
     }
     template <class Use>
-    void run(std::size_t k, Use&& use) const {
-        std::size_t i = 0;
-        for (; i + V::lanes <= k; i += V::lanes) {
+    void run(std::size_t begin, std::size_t end, std::size_t ahead, Use&& use) const {
+        constexpr std::size_t of_line = cache_line / sizeof(std::uint16_t);
+        const auto vector = [this, &use](std::size_t i) {
             typename V::F values[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
                 values[w] = V::load_bf16(rows[w] + i);
             use(i, values);
+        };
+        std::size_t i = begin;
+        for (; i + of_line <= end; i += of_line) {
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                ask_for(rows[w] + i, ahead * row_bytes);
+#pragma GCC unroll 2
+            for (std::size_t j = 0; j < of_line; j += V::lanes)
+                vector(i + j);
         }
-        if (i < k) {
+        for (; i + V::lanes <= end; i += V::lanes)
+            vector(i);
+        if (i < end) {
             typename V::F values[W];
             for (int w = 0; w < W; ++w) {
                 std::uint16_t padded[V::lanes] = {};
-                std::memcpy(padded, rows[w] + i, (k - i) * sizeof(std::uint16_t));
+                std::memcpy(padded, rows[w] + i, (end - i) * sizeof(std::uint16_t));
                 values[w] = V::load_bf16(padded);
             }
             use(i, values);
@@ -81,15 +106,16 @@ struct Bf16Tile {
 template <class V, int W>
 struct Fp8Tile {
     const std::uint8_t* rows[W];
+    std::size_t row_bytes = 0;
     void open(const WeightMatrix& weight, int w, std::size_t n) {
         rows[w] = static_cast<const std::uint8_t*>(weight.data) + n * weight.k;
+        row_bytes = weight.k;
     }
     template <class Use>
-    void run(std::size_t k, Use&& use) const {
+    void run(std::size_t begin, std::size_t end, std::size_t ahead, Use&& use) const {
         using F = typename V::F;
         constexpr std::size_t step = 2 * V::lanes;
-        std::size_t i = 0;
-        for (; i + step <= k; i += step) {
+        const auto vectors = [this, &use](std::size_t i) {
             F first[W], second[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w) {
@@ -100,19 +126,30 @@ struct Fp8Tile {
             }
             use(i, first);
             use(i + V::lanes, second);
+        };
+        std::size_t i = begin;
+        for (; i + cache_line <= end; i += cache_line) {
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w)
+                ask_for(rows[w] + i, ahead * row_bytes);
+#pragma GCC unroll 2
+            for (std::size_t j = 0; j < cache_line; j += step)
+                vectors(i + j);
         }
-        if (i < k) {
+        for (; i + step <= end; i += step)
+            vectors(i);
+        if (i < end) {
             F first[W], second[W];
             for (int w = 0; w < W; ++w) {
                 std::uint8_t padded[step] = {};
                 F pair[2];
-                std::memcpy(padded, rows[w] + i, k - i);
+                std::memcpy(padded, rows[w] + i, end - i);
                 V::load_e4m3_pair(padded, pair);
                 first[w] = pair[0];
                 second[w] = pair[1];
             }
             use(i, first);
-            if (k - i > V::lanes) use(i + V::lanes, second);
+            if (end - i > V::lanes) use(i + V::lanes, second);
         }
     }
 };
@@ -123,13 +160,15 @@ template <class V, int W>
 struct NibbleTile {
     const std::uint32_t* rows[W];
     const std::uint16_t* scales[W];
+    std::size_t row_bytes = 0;
     void open(const WeightMatrix& weight, int w, std::size_t n) {
+        row_bytes = weight.k / 2;
         rows[w] = static_cast<const std::uint32_t*>(weight.data) + n * (weight.k / 8);
         scales[w] = static_cast<const std::uint16_t*>(weight.scales) + n * (weight.k / group);
     }
     template <class Use>
-    void run(std::size_t k, Use&& use) const {
-        for (std::size_t g = 0; g * group < k; ++g) {
+    void run(std::size_t begin, std::size_t end, std::size_t ahead, Use&& use) const {
+        for (std::size_t g = begin / group; g * group < end; ++g) {
             typename V::Scale scale[W];
 #pragma GCC unroll 8
             for (int w = 0; w < W; ++w)
@@ -137,6 +176,12 @@ struct NibbleTile {
             for (std::size_t word = 0; word < 16; word += V::lanes) {
                 const std::size_t i = g * group + word * 8;
                 const std::size_t at = g * 16 + word;
+                if (word == 0) {
+                    // A group is a line.
+#pragma GCC unroll 8
+                    for (int w = 0; w < W; ++w)
+                        ask_for(rows[w] + at, ahead * row_bytes);
+                }
                 typename V::Words words[W];
 #pragma GCC unroll 8
                 for (int w = 0; w < W; ++w)
@@ -203,44 +248,74 @@ constexpr std::size_t beside(std::size_t row, std::size_t i) {
     return i * R + row * V::lanes;
 }
 
+// Inputs of R rows that one pass over k may read and still find in the first cache for the next
+// outputs; longer rows are met in pieces of half as much.
+constexpr std::size_t input_floats_at_hand = 8192;
+
 // With `Beside`, x is R rows side by side, otherwise rows `stride` apart.
 template <class V, template <class, int> class Tile, int W, int R, bool Beside, bool Fetch>
 void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t last, const float* x,
                   std::size_t stride, float* out, std::size_t out_stride, FetchAhead* ahead) {
     using F = typename V::F;
     // Bytes fetched with one input of a tile.
-    constexpr std::size_t fetched = Fetch ? FetchAhead::line / V::lanes : 0;
-    for (std::size_t n = first; n < last; n += W) {
+    [[maybe_unused]] static constexpr std::size_t fetched = Fetch ? FetchAhead::line / V::lanes : 0;
+    // Outputs whose sums wait while a piece of k is met: the sums go on from there, so that pieces
+    // do not show in the bits.
+    constexpr std::size_t most_at_once = 32 / W * W;
+    constexpr std::size_t piece = input_floats_at_hand / 2 / R / group * group;
+    const bool in_pieces = R > 1 && weight.k * R > input_floats_at_hand;
+    const std::size_t at_once = in_pieces ? most_at_once : W;
+    const std::size_t k_step = in_pieces ? piece : weight.k;
+    F waiting[most_at_once * R];
+
+    const auto compute = [&](std::size_t n, std::size_t k_begin, std::size_t k_end, F* kept) {
         // At the end the last output is computed several times and stored once.
         Tile<V, W> tile;
 #pragma GCC unroll 8
         for (int w = 0; w < W; ++w)
             tile.open(weight, w, n + w < last ? n + w : last - 1);
         F sums[R][W];
+        if (k_begin == 0) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int w = 0; w < W; ++w)
-                sums[r][w] = V::zero();
-        const std::byte* const fetch = Fetch ? ahead->at() : nullptr;
-        tile.run(weight.k, [&sums, x, stride, fetch](std::size_t i, const F(&values)[W]) {
-            if constexpr (Fetch) __builtin_prefetch(fetch + i * fetched, 0, 2);
-#pragma GCC unroll 8
-            for (std::size_t r = 0; r < R; ++r) {
-                const F input = V::load(x + (Beside ? beside<V, R>(r, i) : r * stride + i));
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
                 for (int w = 0; w < W; ++w)
-                    sums[r][w] = V::fma(values[w], input, sums[r][w]);
-            }
-        });
-        if constexpr (Fetch) ahead->advance(weight.k * fetched);
+                    sums[r][w] = V::zero();
+        } else {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    sums[r][w] = kept[r * W + w];
+        }
+        const std::byte* const fetch = Fetch ? ahead->at() - k_begin * fetched : nullptr;
+        tile.run(
+            k_begin, k_end, at_once, [&sums, x, stride, fetch](std::size_t i, const F(&values)[W]) {
+                if constexpr (Fetch) __builtin_prefetch(fetch + i * fetched, 0, 2);
+#pragma GCC unroll 8
+                for (std::size_t r = 0; r < R; ++r) {
+                    const F input = V::load(x + (Beside ? beside<V, R>(r, i) : r * stride + i));
+#pragma GCC unroll 8
+                    for (int w = 0; w < W; ++w)
+                        sums[r][w] = V::fma(values[w], input, sums[r][w]);
+                }
+            });
+        if constexpr (Fetch) ahead->advance((k_end - k_begin) * fetched);
+        if (k_end < weight.k) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int w = 0; w < W; ++w)
+                    kept[r * W + w] = sums[r][w];
+            return;
+        }
         if constexpr (W % 4 == 0) {
             if (n + W <= last) {
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
                     store_sums<V, W>(out + static_cast<std::size_t>(r) * out_stride + (n - first),
                                      sums[r]);
-                continue;
+                return;
             }
         }
         float totals[R * W];
@@ -252,11 +327,20 @@ void product_rows(const WeightMatrix& weight, std::size_t first, std::size_t las
 #pragma GCC unroll 8
                 for (std::size_t w = 0; w < W; ++w)
                     to[r * out_stride + w] = totals[r * W + w];
-            continue;
+            return;
         }
         for (std::size_t r = 0; r < R; ++r)
             for (std::size_t w = 0; w < last - n; ++w)
                 to[r * out_stride + w] = totals[r * W + w];
+    };
+
+    for (std::size_t n = first; n < last; n += at_once) {
+        const std::size_t end = n + at_once < last ? n + at_once : last;
+        for (std::size_t k = 0; k < weight.k; k += k_step) {
+            const std::size_t k_end = k + k_step < weight.k ? k + k_step : weight.k;
+            for (std::size_t at = n; at < end; at += W)
+                compute(at, k, k_end, waiting + (at - n) * R);
+        }
     }
 }
 
@@ -301,13 +385,14 @@ void product_up_to_8(std::size_t rows, const WeightMatrix& weight, std::size_t f
 // and zero behind k.
 template <class V, template <class, int> class Tile>
 void fill_panel(const WeightMatrix& weight, std::size_t first, std::size_t last, float* panel) {
+    constexpr std::size_t rows_ahead = 8;
     const std::size_t width = packed_width(weight.k);
     for (std::size_t n = first; n < last; ++n) {
         float* row = panel + (n - first) * width;
         if (width != weight.k) std::memset(row, 0, width * sizeof(float));
         Tile<V, 1> tile;
         tile.open(weight, 0, n);
-        tile.run(weight.k, [row](std::size_t i, const typename V::F(&value)[1]) {
+        tile.run(0, weight.k, rows_ahead, [row](std::size_t i, const typename V::F(&value)[1]) {
             V::store(row + i, value[0]);
         });
     }
