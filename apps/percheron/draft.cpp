@@ -283,6 +283,9 @@ void add_options(CLI::App& command, Arguments& arguments) {
     command.add_option("--runs", measure.runs, "Of every setting, in turn; medians count")
         ->capture_default_str()
         ->check(positive_number());
+    command.add_flag("--interleaved", measure.interleaved,
+                     "Load all settings at once and let them reply in turn, wave by wave, so that "
+                     "a slow second hits all alike");
     command.add_flag("--json", arguments.json, "Print JSON");
 }
 

@@ -71,11 +71,6 @@ class Wave final : public EngineEventSink {
     std::clock_t cpu_from_ = 0, cpu_until_ = 0;
 };
 
-// Drafts by proposer, counted on the engine's thread.
-struct DraftCounts {
-    std::array<std::atomic<std::uint64_t>, engine::StepRecord::most_proposers> drafts{};
-};
-
 struct Prompt {
     std::vector<TokenId> ids;
     bool ends = false;  // where the model ends it
@@ -147,6 +142,63 @@ std::vector<std::string> names_of(const std::string& proposers) {
         at = end + 1;
     }
     return names;
+}
+
+// An engine of one setting, and what it was measured to do.
+class SettingRun {
+  public:
+    SettingRun(std::size_t setting, std::uint32_t run) : measured_{setting, run, {}} {}
+
+    Status load(const MeasureOptions& options, const Tokenizer& tokenizer) {
+        LoadOptions load = options.load;
+        load.draft = options.settings[measured_.setting];
+        load.on_step = [this](const engine::StepRecord& step) {
+            for (std::size_t i = 0; i < step.drafts_by.size(); ++i)
+                drafts_[i] += step.drafts_by[i];
+        };
+        PERCHERON_ASSIGN(engine_, load_engine(load, tokenizer));
+        names_ = names_of(engine_->description().proposer);
+        return {};
+    }
+
+    Status reply(const RoundsOf& what, std::span<const Prompt> wave,
+                 const MeasureOptions& options) {
+        Rounds& rounds = measured_.rounds[what];
+        for (auto& drafts : drafts_)
+            drafts = 0;
+        // Prompts are found in the prefix cache when it counts: decoding is measured.
+        Rounds ignored;
+        PERCHERON_TRY(reply_to(*engine_, wave, options, 1, ignored));
+        PERCHERON_TRY(reply_to(*engine_, wave, options, options.replies, rounds));
+        for (std::size_t i = 0; i < names_.size(); ++i)
+            rounds.drafted_by[names_[i]] += drafts_[i];
+        return {};
+    }
+
+    MeasuredRun take() { return std::move(measured_); }
+
+  private:
+    // By proposer, counted on the engine's thread.
+    std::array<std::atomic<std::uint64_t>, engine::StepRecord::most_proposers> drafts_{};
+    std::unique_ptr<Engine> engine_;
+    std::vector<std::string> names_;
+    MeasuredRun measured_;
+};
+
+// Every setting replies to a wave of prompts before the next wave; another begins each time.
+Status reply_in_turn(const std::map<RoundsOf, std::vector<Prompt>>& prompts,
+                     const MeasureOptions& options,
+                     std::span<const std::unique_ptr<SettingRun>> settings) {
+    std::size_t turn = 0;
+    for (const auto& [what, of_kind] : prompts) {
+        for (std::size_t first = 0; first < of_kind.size(); first += options.streams, ++turn) {
+            const auto wave = std::span(of_kind).subspan(
+                first, std::min<std::size_t>(options.streams, of_kind.size() - first));
+            for (std::size_t i = 0; i < settings.size(); ++i)
+                PERCHERON_TRY(settings[(turn + i) % settings.size()]->reply(what, wave, options));
+        }
+    }
+    return {};
 }
 
 }  // namespace
@@ -260,38 +312,21 @@ Result<std::vector<MeasuredRun>> measure_rounds(
     const std::vector<MeasuredText>& texts, const MeasureOptions& options,
     const Tokenizer& tokenizer, const std::function<void(std::string_view)>& progress) {
     const auto prompts = prompts_of(texts, options);
+    const std::size_t settings = options.settings.size();
+    const std::size_t together = options.interleaved ? settings : 1;
     std::vector<MeasuredRun> runs;
-    const std::size_t all = options.runs * options.settings.size();
     for (std::uint32_t run = 0; run < options.runs; ++run) {
-        for (std::size_t setting = 0; setting < options.settings.size(); ++setting) {
-            MeasuredRun measured{setting, run, {}};
-            DraftCounts counts;
-            LoadOptions load = options.load;
-            load.draft = options.settings[setting];
-            load.on_step = [&counts](const engine::StepRecord& step) {
-                for (std::size_t i = 0; i < step.drafts_by.size(); ++i)
-                    counts.drafts[i] += step.drafts_by[i];
-            };
-            PERCHERON_ASSIGN(const auto engine, load_engine(load, tokenizer));
-            const auto names = names_of(engine->description().proposer);
-            for (const auto& [what, of_kind] : prompts) {
-                Rounds& rounds = measured.rounds[what];
-                for (std::size_t first = 0; first < of_kind.size(); first += options.streams) {
-                    const std::size_t count =
-                        std::min<std::size_t>(options.streams, of_kind.size() - first);
-                    const auto wave = std::span(of_kind).subspan(first, count);
-                    for (auto& drafts : counts.drafts)
-                        drafts = 0;
-                    // Prompts are found in the prefix cache when it counts: decoding is measured.
-                    Rounds ignored;
-                    PERCHERON_TRY(reply_to(*engine, wave, options, 1, ignored));
-                    PERCHERON_TRY(reply_to(*engine, wave, options, options.replies, rounds));
-                    for (std::size_t i = 0; i < names.size(); ++i)
-                        rounds.drafted_by[names[i]] += counts.drafts[i];
-                }
+        for (std::size_t first = 0; first < settings; first += together) {
+            std::vector<std::unique_ptr<SettingRun>> measured;
+            for (std::size_t setting = first; setting < first + together; ++setting) {
+                measured.push_back(std::make_unique<SettingRun>(setting, run));
+                PERCHERON_TRY(measured.back()->load(options, tokenizer));
             }
-            runs.push_back(std::move(measured));
-            progress("run " + std::to_string(runs.size()) + " of " + std::to_string(all));
+            PERCHERON_TRY(reply_in_turn(prompts, options, measured));
+            for (const auto& setting : measured)
+                runs.push_back(setting->take());
+            progress("run " + std::to_string(runs.size()) + " of " +
+                     std::to_string(options.runs * settings));
         }
     }
     return runs;

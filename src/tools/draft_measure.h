@@ -85,6 +85,9 @@ struct MeasureOptions {
     std::uint32_t replies = 128;                // tokens of a reply
     std::uint32_t streams = 1;                  // replies at a time, of one kind and depth
     std::uint32_t runs = 1;
+    // All settings' engines at once, in turn from wave to wave of replies, not from run to run: a
+    // slow second hits all alike, and memory holds them all.
+    bool interleaved = false;
 };
 
 // Errors: of loading and of requests.
