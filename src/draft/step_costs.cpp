@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace percheron::draft {
 namespace {
@@ -19,6 +20,12 @@ constexpr double prior_steps = 0.3;
 constexpr double most_surprise_at_first = 0.7;
 constexpr double most_surprise = 0.25;
 constexpr double steps_until_known = 4;
+
+// Surprises that are believed: so large, so many in a row.  A number of rows was met lately if it
+// was among so many steps.
+constexpr double large_surprise = 0.35;
+constexpr int surprises_to_believe = 3;
+constexpr double lately = 100;
 
 // A row is never taken for less than this share of a step of one row.
 constexpr double least_row = 0.01;
@@ -54,22 +61,68 @@ double StepCosts::log_relative(double rows) const {
     return of(nodes_[low]) + std::min(part, 1.0) * (of(nodes_[low + 1]) - of(nodes_[low]));
 }
 
+StepCosts::Node& StepCosts::nearest(double rows) {
+    const auto [low, part] = place_of(rows);
+    return nodes_[part > 0.5 ? low + 1 : low];
+}
+
 void StepCosts::observe(double rows, double seconds) {
     if (!(seconds > 0) || rows < 1) {
         return;
     }
+    Node& node = nearest(rows);
+    if (observed_ > 0) {
+        const double surprise = std::log(seconds) - level_ - log_relative(rows);
+        if (believes(node, surprise)) {
+            move_level(node, std::exchange(node.least, 0));
+        }
+    }
+    take(node, rows, seconds);
+    node.last = observed_;
+}
+
+void StepCosts::probe(double rows, double seconds) {
+    if (seconds > 0 && rows >= 1) {
+        take(nearest(rows), rows, seconds);
+    }
+}
+
+// Whether it is one too many of its kind, in a row with those before it.
+bool StepCosts::believes(Node& node, double surprise) const {
+    if (std::fabs(surprise) < large_surprise) {
+        node.alike = 0;
+        return false;
+    }
+    if (node.alike == 0 || std::signbit(surprise) != std::signbit(node.least)) {
+        node.alike = 1;
+        node.least = surprise;
+        return false;
+    }
+    if (std::fabs(surprise) < std::fabs(node.least)) node.least = surprise;
+    if (++node.alike < surprises_to_believe) return false;
+    node.alike = 0;
+    return true;
+}
+
+void StepCosts::move_level(const Node& moved, double by) {
+    level_ += by;
+    for (Node& node : nodes_) {
+        const bool lately_met = node.last > 0 && observed_ - node.last < lately;
+        if (&node != &moved && lately_met) node.correction -= by;
+    }
+}
+
+void StepCosts::take(Node& node, double rows, double seconds) {
     if (observed_ == 0) {
         level_ = std::log(seconds) - log_relative(rows);
     }
     observed_ += 1;
-    const auto [low, part] = place_of(rows);
-    Node& nearest = nodes_[part > 0.5 ? low + 1 : low];
     const double limit = observed_ <= steps_until_known ? most_surprise_at_first : most_surprise;
     const double surprise =
         std::clamp(std::log(seconds) - level_ - log_relative(rows), -limit, limit);
-    const double gain = std::max(least_correction_gain, 1 / (nearest.seen + 1 + prior_steps));
-    nearest.correction += gain * surprise;
-    nearest.seen += 1;
+    const double gain = std::max(least_correction_gain, 1 / (node.seen + 1 + prior_steps));
+    node.correction += gain * surprise;
+    node.seen += 1;
     level_ += std::max(least_level_gain, 1 / observed_) * (1 - gain) * surprise;
     carry_over();
     tabulate();

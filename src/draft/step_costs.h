@@ -10,6 +10,11 @@
 // all and takes a smaller part of every surprise: longer contexts and other work on the machine
 // slow steps of all sizes.  Most of a surprise is put down to the number of rows it was met with,
 // for that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
+//
+// Surprises that are large, alike and come one after the other are believed at once, as far as the
+// smallest of them goes: the machine is another than it was, or was not itself when it was probed.
+// What was met long before, or only probed, is then taken to have changed alike; what was met
+// lately is not.
 #pragma once
 
 #include <array>
@@ -27,7 +32,10 @@ class StepCosts {
   public:
     explicit StepCosts(StepShape shape = {});
 
+    // A step that ran for its own sake.
     void observe(double rows, double seconds);
+    // A step that ran to be measured, at the start, where the machine may have had other work.
+    void probe(double rows, double seconds);
     bool known() const { return observed_ > 0; }
     // Rises with the rows, at least a little.
     double seconds(double rows) const;
@@ -42,7 +50,11 @@ class StepCosts {
         double prior = 0;       // logarithm
         double correction = 0;  // the same; where nothing was seen, carried over
         double seen = 0;        // steps
+        double last = 0;        // observed_ when it was met for its own sake; 0: never
         double seconds = 0;
+        // Large surprises in a row, all up or all down.
+        int alike = 0;
+        double least = 0;  // of them; its sign is theirs
     };
 
     struct Place {
@@ -51,6 +63,10 @@ class StepCosts {
     };
     static Place place_of(double rows);
     double log_relative(double rows) const;
+    Node& nearest(double rows);
+    void take(Node& node, double rows, double seconds);
+    bool believes(Node& node, double surprise) const;
+    void move_level(const Node& node, double by);
     void carry_over();
     void tabulate();
 

@@ -21,10 +21,18 @@ constexpr double tries_at_first = 10;
 // For so many steps without a draft a proposer that bridges no gaps is kept up to date.
 constexpr std::uint32_t patience = 16;
 // Of so many drafted steps in a row one is left without: fewer where drafts gain so much that the
-// comparison need not be a close one, more while few were.
+// comparison need not be a close one, more while few were: what was measured at the start may have
+// been the machine's other work.
 constexpr double sure_gain = 1.2;
 constexpr std::uint32_t steps_between_plain[2][2] = {{64, 24}, {256, 128}};
 constexpr std::uint32_t plain_steps_to_know = 8;
+constexpr std::uint32_t steps_before_first_plain = 4;
+
+std::uint32_t steps_to_next_plain(bool sure, std::uint32_t plain_steps) {
+    const std::uint32_t most =
+        steps_between_plain[sure ? 1 : 0][plain_steps < plain_steps_to_know ? 1 : 0];
+    return std::min(most, steps_before_first_plain << std::min(plain_steps, plain_steps_to_know));
+}
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
 constexpr std::uint32_t drafts_of_a_try = 2;
@@ -81,7 +89,7 @@ void DraftDepths::learn(Sequence& sequence, std::uint32_t drafted, const draft::
 
 void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,
                            double seconds) {
-    observe_step(rows, seconds);
+    step_costs_.observe(rows, seconds);
     const double took = seconds + pass_seconds_;
     plain_steps_ += rows == sequences ? 1 : 0;
     allowance_.grow(took);
@@ -98,7 +106,7 @@ void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uin
 
 void DraftDepths::saw_passes(std::uint32_t proposer, std::uint32_t sequences, std::uint32_t passes,
                              double seconds) {
-    observe_passes(proposer, sequences, passes, seconds);
+    pass_costs_[proposer].observe(sequences, seconds / passes);
     pass_seconds_ += seconds;
 }
 
@@ -141,8 +149,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     if (candidates.empty() || !step_costs_.known()) {
         return nobody;
     }
-    const std::uint32_t first = plain_steps_ < plain_steps_to_know ? 1 : 0;
-    if (drafted_run_ >= steps_between_plain[gain_ > sure_gain ? 1 : 0][first]) {
+    if (drafted_run_ >= steps_to_next_plain(gain_ > sure_gain, plain_steps_)) {
         settle(candidates, nobody);
         return nobody;
     }
@@ -155,7 +162,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
             continue;
         }
         if (!pass_costs_[proposer].known()) {
-            pass_costs_[proposer].observe(1, guessed_share_of_a_pass * step_costs_.seconds(1));
+            pass_costs_[proposer].probe(1, guessed_share_of_a_pass * step_costs_.seconds(1));
         }
         list(candidates, proposer);
         const double rate =

@@ -35,11 +35,10 @@ class DraftDepths {
     void begin(Sequence& sequence);
     // A round of the sequence's is over.
     void learn(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
-    // Times alone.
-    void observe_step(std::uint32_t rows, double seconds) { step_costs_.observe(rows, seconds); }
-    void observe_passes(std::uint32_t proposer, std::uint32_t sequences, std::uint32_t passes,
-                        double seconds) {
-        pass_costs_[proposer].observe(sequences, seconds / passes);
+    // Times measured at the start.
+    void probed_step(std::uint32_t rows, double seconds) { step_costs_.probe(rows, seconds); }
+    void probed_passes(std::uint32_t proposer, std::uint32_t passes, double seconds) {
+        pass_costs_[proposer].probe(1, seconds / passes);
     }
     // A decode step that gave `tokens` to `sequences`, and what proposers took before it.
     void saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,

@@ -86,8 +86,8 @@ class StepProbe {
             PERCHERON_TRY(proposer.propose(ops::NumericClass::decode, {&seen, 1}));
             if (observe && !drafts.empty()) {
                 const auto named = static_cast<std::uint32_t>(drafts.size());
-                rounds_.depths()->observe_passes(who, 1, proposer.one_pass() ? 1 : named,
-                                                 seconds_since(start));
+                rounds_.depths()->probed_passes(who, proposer.one_pass() ? 1 : named,
+                                                seconds_since(start));
             }
             proposer.begin(seen.slot);
         }
@@ -131,7 +131,7 @@ Status probe_steps(model::Network& network, cache::CacheStore& caches, DraftRoun
             if (!probe.fits(rows)) break;
             if (over()) return {};
             PERCHERON_ASSIGN(const double seconds, probe.step(rows));
-            rounds.depths()->observe_step(rows, seconds);
+            rounds.depths()->probed_step(rows, seconds);
             if (rows == 1) {
                 PERCHERON_TRY(probe.passes(true));
             }

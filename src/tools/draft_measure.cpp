@@ -161,14 +161,20 @@ class SettingRun {
         return {};
     }
 
+    // Comes back when the engine has nothing left to do for its start, which others must not
+    // disturb.
+    Status warm_up(std::span<const Prompt> wave, const MeasureOptions& options) {
+        Rounds ignored;
+        return reply_to(*engine_, wave, options, 1, ignored);
+    }
+
     Status reply(const RoundsOf& what, std::span<const Prompt> wave,
                  const MeasureOptions& options) {
         Rounds& rounds = measured_.rounds[what];
         for (auto& drafts : drafts_)
             drafts = 0;
         // Prompts are found in the prefix cache when it counts: decoding is measured.
-        Rounds ignored;
-        PERCHERON_TRY(reply_to(*engine_, wave, options, 1, ignored));
+        PERCHERON_TRY(warm_up(wave, options));
         PERCHERON_TRY(reply_to(*engine_, wave, options, options.replies, rounds));
         for (std::size_t i = 0; i < names_.size(); ++i)
             rounds.drafted_by[names_[i]] += drafts_[i];
@@ -321,6 +327,8 @@ Result<std::vector<MeasuredRun>> measure_rounds(
             for (std::size_t setting = first; setting < first + together; ++setting) {
                 measured.push_back(std::make_unique<SettingRun>(setting, run));
                 PERCHERON_TRY(measured.back()->load(options, tokenizer));
+                PERCHERON_TRY(
+                    measured.back()->warm_up(std::span(prompts.begin()->second).first(1), options));
             }
             PERCHERON_TRY(reply_in_turn(prompts, options, measured));
             for (const auto& setting : measured)

@@ -87,5 +87,42 @@ TEST(StepCosts, BeyondWhatWasMeasuredAStepGrowsAsItDidBefore) {
         EXPECT_NEAR(costs.seconds(rows), line(rows), 0.1 * line(rows)) << rows;
 }
 
+// A machine that was busy while steps were probed shows itself in the first three steps of any
+// number of rows; the others are taken to have been as wrong.
+TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
+    for (const double busy : {0.4, 2.0, 5.0}) {
+        for (const double met : {1.0, 2.0, 8.0}) {
+            StepCosts costs;
+            for (int round = 0; round < 3; ++round)
+                for (const double rows : {1.0, 2.0, 4.0, 8.0, 9.0, 16.0, 17.0, 32.0})
+                    costs.probe(rows, busy * curve(rows));
+            const double ratio = costs.seconds(8) / costs.seconds(1);
+            for (int i = 0; i < 2; ++i)
+                costs.observe(met, curve(met));
+            EXPECT_GT(std::fabs(std::log(costs.seconds(1) / curve(1))), 0.4) << busy << ", " << met;
+            costs.observe(met, curve(met));
+            EXPECT_NEAR(costs.seconds(1), curve(1), 0.15 * curve(1)) << busy << ", " << met;
+            EXPECT_NEAR(costs.seconds(8), curve(8), 0.15 * curve(8)) << busy << ", " << met;
+            EXPECT_NEAR(costs.seconds(8) / costs.seconds(1), ratio, 0.12 * ratio);
+        }
+    }
+}
+
+TEST(StepCosts, StepsThatWereMetLatelyDoNotFollowOthers) {
+    StepCosts costs;
+    for (int i = 0; i < 300; ++i)
+        costs.observe(1 + i % 2, curve(1 + i % 2));
+    const double one = costs.seconds(1);
+    for (int i = 0; i < 10; ++i)
+        costs.observe(2, 2 * curve(2));
+    EXPECT_NEAR(costs.seconds(2), 2 * curve(2), 0.2 * curve(2));
+    EXPECT_NEAR(costs.seconds(1), one, 0.1 * one);
+    // Two slow ones are no news.
+    for (int i = 0; i < 2; ++i)
+        costs.observe(1, 4 * curve(1));
+    costs.observe(1, curve(1));
+    EXPECT_NEAR(costs.seconds(1), one, 0.15 * one);
+}
+
 }  // namespace
 }  // namespace percheron::draft

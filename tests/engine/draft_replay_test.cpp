@@ -116,19 +116,32 @@ struct Outcome {
     std::uint64_t copied = 0, timed = 0;
 };
 
+// How far measured times are from the table's: each by itself; at the engine's start, all alike and
+// by number of rows; and while it runs, for seconds at a time.
+struct Conditions {
+    const char* name;
+    double blur = 0.06;
+    double slow_start = 1;
+    double blurred_start = 0;
+    double weather = 0;
+};
+
 class Replay {
   public:
-    Replay(const Machine& machine, double blur, unsigned seed)
-        : machine_(machine), random_(seed), blur_(0, blur) {
+    Replay(const Machine& machine, const Conditions& conditions, unsigned seed)
+        : machine_(machine), conditions_(conditions), random_(seed), weather_random_(seed + 1000) {
         proposers_.push_back(std::make_unique<Named>(false));
         proposers_.push_back(std::make_unique<Named>(true));
         depths_ = std::make_unique<DraftDepths>(proposers_, draft::StepShape{});
         // As the engine does at its start.
+        std::map<std::uint32_t, double> start;
+        for (const std::uint32_t rows : probed_rows)
+            start[rows] = conditions.slow_start * std::exp(conditions.blurred_start * draw());
         for (int round = 0; round < 3; ++round) {
             for (const std::uint32_t rows : probed_rows) {
-                depths_->observe_step(rows, blurred(Machine::at(machine_.step, rows)));
+                depths_->probed_step(rows, start[rows] * blurred(Machine::at(machine_.step, rows)));
             }
-            depths_->observe_passes(layer, 1, 2, 2 * blurred(Machine::at(machine_.pass, 1)));
+            depths_->probed_passes(layer, 2, start[1] * 2 * blurred(Machine::at(machine_.pass, 1)));
         }
     }
 
@@ -162,7 +175,16 @@ class Replay {
         }
     };
 
-    double blurred(double time) { return time * std::exp(blur_(random_)); }
+    double draw() { return std::normal_distribution<double>(0, 1)(random_); }
+    double blurred(double time) {
+        while (conditions_.weather > 0 && time_ >= weather_until_) {
+            // A hundred steps of one row, more or less.
+            weather_until_ += machine_.step.at(1) * (30 + weather_random_() % 140);
+            weather_ = std::exp(conditions_.weather *
+                                std::normal_distribution<double>(0, 1)(weather_random_));
+        }
+        return time * weather_ * std::exp(conditions_.blur * draw());
+    }
 
     // What was chosen for the step that comes.
     std::uint32_t choose(const Setting& setting) {
@@ -239,8 +261,9 @@ class Replay {
     }
 
     const Machine& machine_;
-    std::mt19937 random_;
-    std::normal_distribution<double> blur_;
+    const Conditions& conditions_;
+    std::mt19937 random_, weather_random_;
+    double weather_ = 1, weather_until_ = 0;
     DraftDepths::Proposers proposers_;
     std::unique_ptr<DraftDepths> depths_;
     std::vector<std::unique_ptr<Stream>> streams_;
@@ -267,12 +290,15 @@ TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
             for (const std::uint32_t streams : {1u, 4u, 16u}) {
                 std::vector<double> fixed;
                 for (const Setting& setting : fixed_settings) {
-                    fixed.push_back(Replay(machine, 0, 1).run(traces, streams, setting).rate);
+                    fixed.push_back(Replay(machine, Conditions{"none", 0}, 1)
+                                        .run(traces, streams, setting)
+                                        .rate);
                 }
                 std::vector<double> chosen;
                 Outcome outcome;
                 for (unsigned seed = 0; seed < 5; ++seed) {
-                    outcome = Replay(machine, 0.06, seed).run(traces, streams, {true, 0, 0});
+                    outcome = Replay(machine, Conditions{"calm"}, seed)
+                                  .run(traces, streams, {true, 0, 0});
                     chosen.push_back(outcome.rate);
                 }
                 const double best = *std::max_element(fixed.begin(), fixed.end());
@@ -296,6 +322,42 @@ TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
     EXPECT_GT(by_copies, 0u);
     EXPECT_GT(by_layer, 0u);
     EXPECT_GT(by_nobody, 0u);
+}
+
+// What the start measured may be far from true, and the machine may have slow seconds.
+TEST(DraftReplay, WrongTimesAreNotBelievedForLong) {
+    const std::array<std::pair<Conditions, double>, 4> cases = {{
+        {{"three times slower at the start", 0.06, 3, 0, 0}, 0.98},
+        {{"each number of rows by its own at the start", 0.06, 1, 0.4, 0}, 0.96},
+        {{"both", 0.06, 3, 0.4, 0}, 0.935},
+        {{"slow and fast seconds", 0.06, 1, 0, 0.2}, 0.98},
+    }};
+    const Cells cells = read_traces();
+    for (const auto& [conditions, least] : cases) {
+        const Conditions only_weather = {"weather", 0, 1, 0, conditions.weather};
+        double sum = 0;
+        int count = 0;
+        for (const Machine& machine : machines) {
+            for (const auto& [cell, traces] : cells) {
+                for (const std::uint32_t streams : {1u, 4u, 16u}) {
+                    for (unsigned seed = 0; seed < 3; ++seed) {
+                        double best = 0;
+                        for (const Setting& setting : fixed_settings) {
+                            best = std::max(best, Replay(machine, only_weather, seed)
+                                                      .run(traces, streams, setting)
+                                                      .rate);
+                        }
+                        sum += Replay(machine, conditions, seed)
+                                   .run(traces, streams, {true, 0, 0})
+                                   .rate /
+                               best;
+                        ++count;
+                    }
+                }
+            }
+        }
+        EXPECT_GT(sum / count, least) << conditions.name;
+    }
 }
 
 }  // namespace
