@@ -3,11 +3,13 @@
 // measured median and the share of the ceiling.
 #include <cstring>
 #include <string>
+#include <tuple>
 
 #include "cuda/measure.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/kda_step.h"
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/logit_digest.h"
 #include "ops/cuda/mhc_turn.h"
 #include "ops/cuda/router.h"
 #include "ops/cuda/select_tokens.h"
@@ -438,6 +440,47 @@ void bench_experts(WeightFormat format, int rows) {
          rows, static_cast<double>(2 * gate_bytes + down_bytes) * distinct, part(1));
 }
 
+// Digests of rows of the released vocabulary, as tokens are chosen: the likeliest; drawn from a
+// nucleus; drawn from all.
+void bench_digest(int rows) {
+    constexpr std::size_t vocabulary = 154880;
+    using ops::DigestRequest;
+    const int copies = std::max(2, 640 / rows);
+    check::Random random(9);
+    OnDevice<float> logits(vocabulary * rows * copies);
+    const std::vector<float> row = check::normals(random, vocabulary, 3.0f);
+    for (std::size_t at = 0; at < logits.size(); at += vocabulary)
+        require(cudaMemcpy(logits.data() + at, row.data(), vocabulary * sizeof(float),
+                           cudaMemcpyHostToDevice),
+                "logits");
+    const OnDevice<std::uint32_t> excluded(std::vector<std::uint32_t>(vocabulary / 32));
+    OnDevice<ops::LogitDigest> digests(rows);
+    const std::tuple<const char*, std::uint32_t, float> kinds[] = {
+        {"the likeliest", 0, 0.0f},
+        {"nucleus", DigestRequest::top | DigestRequest::total, 1.0f},
+        {"drawn from all", DigestRequest::noisy, 1.0f},
+    };
+    for (const auto& [name, wants, temperature] : kinds) {
+        DigestRequest request;
+        request.temperature = temperature;
+        request.wants = wants;
+        const OnDevice<DigestRequest> requests(std::vector<DigestRequest>(rows, request));
+        both(std::string("logit digest, ") + name, rows,
+             static_cast<double>(vocabulary) * rows * sizeof(float), [&](bool dependent) {
+                 return microseconds(std::max(copies, 20), [&](cudaStream_t stream, int call) {
+                     ops::cuda::LogitDigestion op;
+                     op.logits = logits.data() + vocabulary * rows * (call % copies);
+                     op.rows = rows;
+                     op.vocabulary = vocabulary;
+                     op.requests = requests.data();
+                     op.excluded = excluded.data();
+                     op.digests = digests.data();
+                     must(ops::cuda::digest_logits(op, {stream, multiprocessors, dependent}));
+                 });
+             });
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -465,6 +508,11 @@ int main(int argc, char** argv) {
                 bench_sparse(1, context, dtype);
             bench_sparse(8, 8192, dtype);
             bench_sparse(64, 8192, dtype);
+        }
+    }
+    if (wanted("logit digest")) {
+        for (int rows : {1, 8, 64}) {
+            if (wants(rows)) bench_digest(rows);
         }
     }
     if (wanted("mhc turn")) {

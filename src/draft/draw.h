@@ -16,7 +16,7 @@ namespace percheron::draft {
 // the bits of the proposer's candidates; empty: everything.
 // Errors: the sampler's (broken logits, nothing left to choose).
 inline Result<TokenId> draw_draft(sampling::Sampler& sampler, const Drawing& drawing,
-                                  std::span<const float> logits, Position first,
+                                  const sampling::LogitRow& logits, Position first,
                                   std::span<const TokenId> drafts,
                                   std::span<const std::uint32_t> allowed = {}) {
     sampling::SamplingRow row;
@@ -39,6 +39,12 @@ inline Result<TokenId> draw_draft(sampling::Sampler& sampler, const Drawing& dra
         drawing.counts->remove(*draft);
     }
     return token;
+}
+
+// What the digest of a row of logits has to tell so that a draft can be drawn from it.
+inline ops::DigestRequest digest_for(const Drawing& drawing, Position position) {
+    return sampling::digest_request(*drawing.parameters, drawing.noise, position,
+                                    position < drawing.stops_masked_before);
 }
 
 }  // namespace percheron::draft

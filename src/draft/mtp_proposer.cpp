@@ -34,6 +34,7 @@ void MtpProposer::begin_batch() {
     batch_tokens_.clear();
     batch_overrides_.clear();
     logit_rows_.clear();
+    digests_.clear();
     hidden_rows_.clear();
 }
 
@@ -88,12 +89,24 @@ ops::RowBatch MtpProposer::batch(ops::NumericClass numeric_class) const {
     batch.tokens = batch_tokens_;
     batch.overrides = batch_overrides_;
     batch.logit_rows = logit_rows_;
+    batch.digests = digests_;
     return batch;
 }
 
-Result<std::span<const float>> MtpProposer::run(ops::NumericClass numeric_class,
-                                                ops::Activations hidden) {
-    return layer_->forward(batch(numeric_class), hidden, hidden_rows_, pages_);
+Result<sampling::LogitRows> MtpProposer::run(ops::NumericClass numeric_class,
+                                             ops::Activations hidden) {
+    ops::DigestedRows* const digested = layer_->digested();
+    if (digested != nullptr) {
+        for (const Drafting& drafting : drafting_) {
+            const DraftSequence& sequence = *drafting.sequence;
+            const auto position =
+                static_cast<Position>(sequence.tokens.size() + sequence.drafts->size());
+            digests_.push_back(digest_for(sequence.drawing, position));
+        }
+    }
+    PERCHERON_ASSIGN(const std::span<const float> logits,
+                     layer_->forward(batch(numeric_class), hidden, hidden_rows_, pages_));
+    return sampling::LogitRows(logits, trunk_.config().vocabulary, digested);
 }
 
 Status MtpProposer::keep(ops::NumericClass numeric_class,
@@ -125,7 +138,7 @@ Status MtpProposer::propose(ops::NumericClass step_class, std::span<DraftSequenc
     if (batch_tokens_.empty()) {
         return {};
     }
-    PERCHERON_ASSIGN(std::span<const float> logits, run(step_class, trunk_.hidden()));
+    PERCHERON_ASSIGN(sampling::LogitRows logits, run(step_class, trunk_.hidden()));
     draw(logits);
     while (!drafting_.empty()) {
         begin_batch();
@@ -143,13 +156,12 @@ Status MtpProposer::propose(ops::NumericClass step_class, std::span<DraftSequenc
     return {};
 }
 
-void MtpProposer::draw(std::span<const float> logits) {
-    const std::size_t vocabulary = trunk_.config().vocabulary;
+void MtpProposer::draw(const sampling::LogitRows& logits) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < drafting_.size(); ++i) {
         DraftSequence& sequence = *drafting_[i].sequence;
         const Result<TokenId> token =
-            draw_draft(sampler_, sequence.drawing, logits.subspan(i * vocabulary, vocabulary),
+            draw_draft(sampler_, sequence.drawing, logits[i],
                        static_cast<Position>(sequence.tokens.size()), *sequence.drafts);
         if (!token.ok()) {
             if (!std::exchange(blamed_, true)) {

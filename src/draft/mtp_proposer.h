@@ -60,9 +60,10 @@ class MtpProposer final : public Proposer {
     ops::RowBatch batch(ops::NumericClass numeric_class) const;
     // The rows that no draft begins from.
     Status keep(ops::NumericClass numeric_class, std::span<const DraftSequence> sequences);
-    Result<std::span<const float>> run(ops::NumericClass numeric_class, ops::Activations hidden);
+    // Logits for everybody's next draft.
+    Result<sampling::LogitRows> run(ops::NumericClass numeric_class, ops::Activations hidden);
     // Draws a draft of each from its row of logits; those that want no more leave the list.
-    void draw(std::span<const float> logits);
+    void draw(const sampling::LogitRows& logits);
 
     const model::Network& trunk_;
     std::unique_ptr<model::MtpLayer> layer_;
@@ -76,6 +77,7 @@ class MtpProposer final : public Proposer {
     std::vector<TokenId> batch_tokens_;
     std::vector<ops::EmbeddingOverride> batch_overrides_;
     std::vector<std::uint32_t> logit_rows_;
+    std::vector<ops::DigestRequest> digests_;
     std::vector<std::uint32_t> hidden_rows_;
     std::vector<Drafting> drafting_;
 };

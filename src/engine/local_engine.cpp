@@ -76,7 +76,7 @@ class LocalEngine final : public Engine {
     Status step();
     void order_masks(Sequence& sequence, std::span<const TokenId> drafts);
     void take_held();
-    void take_tokens(PlannedRows& planned, std::span<const float> logits);
+    void take_tokens(PlannedRows& planned, const sampling::LogitRows& logits, std::size_t first);
     void announce(Sequence& sequence);
     void tell_progress(Sequence& sequence);
     void finish(Sequence& sequence, Ending ending);
@@ -411,7 +411,7 @@ Status LocalEngine::step() {
         }
     }
     if (!plan_.rows.empty()) {
-        PERCHERON_ASSIGN(const std::span<const float> computed, runner_.run(plan_));
+        PERCHERON_ASSIGN(const sampling::LogitRows computed, runner_.run(plan_));
         PERCHERON_ASSIGN(const auto logits, scorer_.score(plan_, computed, events_));
         scheduler_.commit(plan_, seconds_between(start, Clock::now()));
         for (const StateCopy& copy : plan_.copies) {
@@ -423,10 +423,8 @@ Status LocalEngine::step() {
         std::size_t row = 0;
         for (PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
-                const std::size_t vocabulary = description_.vocabulary;
-                const std::size_t rows = 1 + planned.drafts;
-                take_tokens(planned, logits.subspan(row * vocabulary, rows * vocabulary));
-                row += rows;
+                take_tokens(planned, logits, row);
+                row += 1 + planned.drafts;
             }
         }
         if (rounds_) {
@@ -480,17 +478,22 @@ void LocalEngine::take_held() {
     }
 }
 
-// The token behind the newest, and those behind the drafts that hold.
-void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logits) {
+// The token behind the newest, and those behind the drafts that hold: from logits[first] on.
+void LocalEngine::take_tokens(PlannedRows& planned, const sampling::LogitRows& logits,
+                              std::size_t first) {
     Sequence& sequence = *planned.sequence;
-    const std::size_t vocabulary = description_.vocabulary;
     std::span<const TokenId> drafts = std::span(sequence.drafting.drafts).first(planned.drafts);
     if (sequence.masks) {
         const std::optional<std::uint32_t> usable =
             sequence.masks->usable_drafts(sequence.tokens.size(), sequence.thinking, drafts);
         if (!usable) {
-            sequence.held_logits.assign(logits.begin(),
-                                        logits.begin() + static_cast<std::ptrdiff_t>(vocabulary));
+            const sampling::LogitRow newest = logits[first];
+            if (Status fetched = newest.fetch(); !fetched.ok()) {
+                finish(sequence, {FinishReason::failed, std::move(fetched).error()});
+                planned.sequence = nullptr;
+                return;
+            }
+            sequence.held_logits.assign(newest.values.begin(), newest.values.end());
             ++late_masks_now_;
         }
         drafts = drafts.first(usable.value_or(0));
@@ -501,7 +504,7 @@ void LocalEngine::take_tokens(PlannedRows& planned, std::span<const float> logit
     }
     std::optional<Ending> ending;
     const draft::Verdict verdict = draft::verify(drafts, [&](std::uint32_t row) {
-        ending = tokens_.take(sequence, logits.subspan(row * vocabulary, vocabulary), row);
+        ending = tokens_.take(sequence, logits[first + row], row);
         // What could not be chosen is no token of the draft.
         const bool failed = ending && ending->error;
         return draft::TakenToken{failed ? TokenId(-1) : sequence.tokens.back(), ending.has_value()};
@@ -656,6 +659,11 @@ void LocalEngine::die(const Error& error) {
 Result<std::unique_ptr<Engine>> make_local_engine(NetworkParts parts, LocalEngineOptions options) {
     const model::ModelConfig& config = parts.network->config();
     PERCHERON_TRY(check_options(parts, options));
+    // Where logits lie far away, tokens are chosen from digests of them.
+    if (const Status used = parts.network->use_digests(options.banned_tokens);
+        !used.ok() && used.error().code() != ErrorCode::unsupported) {
+        return used.error();
+    }
     const cache::CacheShape shape = cache::CacheShape::of(
         config, options.kv_dtype, draft::uncommitted_rows(options.draft.depth), options.draft.mtp);
     PERCHERON_ASSIGN(auto caches, cache::CacheStore::create(

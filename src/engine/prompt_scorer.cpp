@@ -6,16 +6,16 @@
 
 namespace percheron::engine {
 
-Result<std::span<const float>> PromptScorer::score(const StepPlan& plan,
-                                                   std::span<const float> logits,
-                                                   EventBatches& events) {
+Result<sampling::LogitRows> PromptScorer::score(const StepPlan& plan,
+                                                const sampling::LogitRows& logits,
+                                                EventBatches& events) {
     const auto is_scored = [](const PlannedRows& planned) {
         const Sequence& sequence = *planned.sequence;
         return sequence.prompt_logprobs >= 0 && sequence.scored < sequence.prompt_tokens;
     };
     if (plan.background || std::none_of(plan.rows.begin(), plan.rows.end(), is_scored))
         return logits;
-    kept_.assign(logits.begin(), logits.end());
+    kept_.assign(logits.values().begin(), logits.values().end());
     std::uint32_t first_row = 0;
     for (const PlannedRows& planned : plan.rows) {
         if (is_scored(planned)) {
@@ -23,7 +23,7 @@ Result<std::span<const float>> PromptScorer::score(const StepPlan& plan,
         }
         first_row += planned.count;
     }
-    return std::span<const float>(kept_);
+    return sampling::LogitRows(kept_, logits.vocabulary());
 }
 
 Status PromptScorer::score(const PlannedRows& planned, std::uint32_t first_row,
@@ -47,10 +47,10 @@ Status PromptScorer::score(const PlannedRows& planned, std::uint32_t first_row,
         PERCHERON_ASSIGN(const std::span<const float> logits, runner_.logits_of(rows_));
         const std::size_t vocabulary = logits.size() / count;
         for (std::uint32_t i = 0; i < count; ++i) {
-            sampler_.log_probabilities(logits.subspan(i * vocabulary, vocabulary),
-                                       sequence.tokens[next + i],
-                                       static_cast<std::size_t>(sequence.prompt_logprobs),
-                                       banned_tokens_, events.logprobs.emplace_back());
+            PERCHERON_TRY(sampler_.log_probabilities(
+                logits.subspan(i * vocabulary, vocabulary), sequence.tokens[next + i],
+                static_cast<std::size_t>(sequence.prompt_logprobs), banned_tokens_,
+                events.logprobs.emplace_back()));
         }
         next += count;
     }

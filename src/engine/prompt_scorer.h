@@ -29,8 +29,8 @@ class PromptScorer {
 
     // Scores what the step just run computed.  Returns its logits, which are elsewhere now if
     // anything was scored; valid until the next step.
-    Result<std::span<const float>> score(const StepPlan& plan, std::span<const float> logits,
-                                         EventBatches& events);
+    Result<sampling::LogitRows> score(const StepPlan& plan, const sampling::LogitRows& logits,
+                                      EventBatches& events);
 
   private:
     Status score(const PlannedRows& planned, std::uint32_t first_row, EngineEvents& events);

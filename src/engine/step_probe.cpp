@@ -59,6 +59,8 @@ class StepProbe {
         batch.sequences = sequences_;
         batch.tokens = std::span(tokens_).first(rows);
         batch.logit_rows = std::span(rows_).first(rows);
+        digests_.resize(network_.digested() != nullptr ? rows : 0);
+        batch.digests = digests_;
         const auto start = Clock::now();
         PERCHERON_ASSIGN([[maybe_unused]] const auto logits,
                          network_.forward(batch, caches_.views()));
@@ -108,6 +110,7 @@ class StepProbe {
     std::vector<PageId> pages_;
     std::vector<std::uint32_t> rows_;
     std::vector<ops::SequenceRows> sequences_;
+    std::vector<ops::DigestRequest> digests_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sampling/sampler.h"
+
 namespace percheron::engine {
 
 void StepRunner::add_features(const PlannedRows& planned, std::uint32_t first_row) {
@@ -21,11 +23,32 @@ void StepRunner::add_features(const PlannedRows& planned, std::uint32_t first_ro
     }
 }
 
-Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
+void StepRunner::ask_for_digests(const PlannedRows& planned) {
+    const Sequence& sequence = *planned.sequence;
+    for (std::uint32_t number = 0; number <= planned.drafts; ++number) {
+        const auto position = static_cast<Position>(sequence.tokens.size() + number);
+        const bool masks = sequence.masks != nullptr || sequence.ignore_eos ||
+                           sequence.generated() + number < sequence.min_tokens;
+        digests_.push_back(
+            sampling::digest_request(sequence.sampling, sequence.noise(), position, masks));
+    }
+}
+
+Result<sampling::LogitRows> StepRunner::run(const StepPlan& plan) {
     sequences_.clear();
     tokens_.clear();
     overrides_.clear();
     logit_rows_.clear();
+    digests_.clear();
+    // Scoring a prompt computes logits between the step and its tokens.
+    ops::DigestedRows* const digested =
+        std::any_of(plan.rows.begin(), plan.rows.end(),
+                    [](const PlannedRows& planned) {
+                        return planned.sequence->prompt_logprobs >= 0 &&
+                               planned.sequence->scored < planned.sequence->prompt_tokens;
+                    })
+            ? nullptr
+            : network_.digested();
     for (const PlannedRows& planned : plan.rows) {
         const Sequence& sequence = *planned.sequence;
         ops::SequenceRows rows;
@@ -47,6 +70,7 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
             for (std::uint32_t row = end - planned.drafts - 1; row < end; ++row) {
                 logit_rows_.push_back(row);
             }
+            if (digested != nullptr) ask_for_digests(planned);
         }
     }
     batch_.numeric_class = plan.numeric_class;
@@ -54,7 +78,11 @@ Result<std::span<const float>> StepRunner::run(const StepPlan& plan) {
     batch_.tokens = tokens_;
     batch_.overrides = overrides_;
     batch_.logit_rows = logit_rows_;
-    return network_.forward(batch_, caches_.views());
+    batch_.digests = digests_;
+    PERCHERON_ASSIGN(const std::span<const float> logits,
+                     network_.forward(batch_, caches_.views()));
+    return sampling::LogitRows(logits, network_.config().vocabulary,
+                               digests_.empty() ? nullptr : digested);
 }
 
 }  // namespace percheron::engine

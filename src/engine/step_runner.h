@@ -11,6 +11,7 @@
 #include "engine/scheduler.h"
 #include "model/network.h"
 #include "ops/batch.h"
+#include "sampling/logit_row.h"
 
 namespace percheron::engine {
 
@@ -20,8 +21,8 @@ class StepRunner {
         : network_(network), caches_(caches) {}
 
     // Logits of the newest row and of the drafts' rows of every planned sequence that wants a
-    // token, in order: [those][vocabulary], valid until the next run.
-    Result<std::span<const float>> run(const StepPlan& plan);
+    // token, in order; valid until the next run.  Digests of them where the network has some.
+    Result<sampling::LogitRows> run(const StepPlan& plan);
 
     // Logits of further rows of the latest run's step (prompt tokens to be scored); what run() gave
     // is overwritten.
@@ -31,6 +32,8 @@ class StepRunner {
     std::size_t most_logit_rows() const { return network_.max_logit_rows(); }
 
   private:
+    // Of the rows that give a sequence its tokens, the first at its end.
+    void ask_for_digests(const PlannedRows& planned);
     // The feature rows among `planned`'s, whose first row in the step is `first_row`.
     void add_features(const PlannedRows& planned, std::uint32_t first_row);
 
@@ -41,6 +44,7 @@ class StepRunner {
     std::vector<TokenId> tokens_;
     std::vector<ops::EmbeddingOverride> overrides_;
     std::vector<std::uint32_t> logit_rows_;
+    std::vector<ops::DigestRequest> digests_;
     ops::RowBatch batch_;  // of the latest run
 };
 

@@ -9,7 +9,7 @@
 
 namespace percheron::engine {
 
-std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const float> logits,
+std::optional<Ending> TokenCommit::take(Sequence& sequence, const sampling::LogitRow& logits,
                                         std::uint32_t number) {
     Result<TokenId> chosen = choose(sequence, logits, number);
     if (!chosen.ok()) {
@@ -27,7 +27,9 @@ std::optional<Ending> TokenCommit::take(Sequence& sequence, std::span<const floa
     if (sequence.counts) {
         sequence.counts->add(token);
     }
-    write_events(sequence, token, logits);
+    if (Status written = write_events(sequence, token, logits); !written.ok()) {
+        return Ending{FinishReason::failed, std::move(written).error()};
+    }
 
     const std::vector<TokenId>& stops = sequence.stop_tokens;
     if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
@@ -72,7 +74,7 @@ bool TokenCommit::in_a_loop(Sequence& sequence, TokenId token) {
     return true;
 }
 
-Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const float> logits,
+Result<TokenId> TokenCommit::choose(const Sequence& sequence, const sampling::LogitRow& logits,
                                     std::uint32_t number) {
     sampling::SamplingRow row;
     row.logits = logits;
@@ -85,8 +87,8 @@ Result<TokenId> TokenCommit::choose(const Sequence& sequence, std::span<const fl
     return sampler_.choose(row);
 }
 
-void TokenCommit::write_events(const Sequence& sequence, TokenId token,
-                               std::span<const float> logits) {
+Status TokenCommit::write_events(const Sequence& sequence, TokenId token,
+                                 const sampling::LogitRow& logits) {
     EngineEvents& events = events_.of(sequence.sink);
     // Tokens of one sequence come one behind the other.
     const bool same_run = !events.runs.empty() && events.runs.back().request == sequence.request &&
@@ -104,10 +106,11 @@ void TokenCommit::write_events(const Sequence& sequence, TokenId token,
     events.tokens.push_back(token);
     if (sequence.sampling.top_logprobs >= 0) {
         run.has_logprobs = true;
-        sampler_.log_probabilities(logits, token,
-                                   static_cast<std::size_t>(sequence.sampling.top_logprobs),
-                                   banned_tokens_, events.logprobs.emplace_back());
+        PERCHERON_TRY(sampler_.log_probabilities(
+            logits, token, static_cast<std::size_t>(sequence.sampling.top_logprobs), banned_tokens_,
+            events.logprobs.emplace_back()));
     }
+    return {};
 }
 
 }  // namespace percheron::engine

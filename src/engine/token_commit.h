@@ -37,7 +37,7 @@ class TokenCommit {
     // the sequence and the events, then what it ends; nothing: the choice goes on.
     // `logits`: those of the sequence's newest position, whose row is the `number`-th of those that
     // give it tokens in the step.
-    std::optional<Ending> take(Sequence& sequence, std::span<const float> logits,
+    std::optional<Ending> take(Sequence& sequence, const sampling::LogitRow& logits,
                                std::uint32_t number);
 
     // The tokens just taken came of a round of speculation.
@@ -45,10 +45,10 @@ class TokenCommit {
     sampling::Sampler& sampler() { return sampler_; }
 
   private:
-    Result<TokenId> choose(const Sequence& sequence, std::span<const float> logits,
+    Result<TokenId> choose(const Sequence& sequence, const sampling::LogitRow& logits,
                            std::uint32_t number);
     static bool in_a_loop(Sequence& sequence, TokenId token);
-    void write_events(const Sequence& sequence, TokenId token, std::span<const float> logits);
+    Status write_events(const Sequence& sequence, TokenId token, const sampling::LogitRow& logits);
 
     std::vector<TokenId> banned_tokens_;
     EventBatches& events_;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/digested_logits.h"
 #include "model/weight_loader.h"
 
 namespace percheron::model {
@@ -31,6 +32,11 @@ class Layer final : public MtpLayer {
             logits_memory_,
             backend_.allocate_host_readable(
                 options_.max_logit_rows * config.vocabulary * sizeof(float), "MTP logits"));
+        if (backend_.digests() != nullptr) {
+            digested_ = std::make_unique<DigestedLogits>(
+                *backend_.digests(), ops::Activations{logits_memory_->data(), DType::f32,
+                                                      options_.max_logit_rows, config.vocabulary});
+        }
         return {};
     }
 
@@ -64,12 +70,17 @@ class Layer final : public MtpLayer {
 
     ops::Activations hidden() const override { return hidden_; }
 
+    ops::DigestedRows* digested() const override {
+        return trunk_.digested() != nullptr ? digested_.get() : nullptr;
+    }
+
   private:
     Status check(const ops::RowBatch& batch, const ops::Activations& hidden,
                  std::span<const std::uint32_t> hidden_rows) const {
         PERCHERON_TRY(ops::check_batch(batch, trunk_.config().vocabulary));
         if (batch.rows() > options_.max_rows || batch.logit_rows.size() > options_.max_logit_rows ||
             hidden_rows.size() != batch.rows() ||
+            (!batch.digests.empty() && batch.digests.size() != batch.logit_rows.size()) ||
             std::any_of(hidden_rows.begin(), hidden_rows.end(),
                         [&](std::uint32_t row) { return row >= hidden.rows; })) {
             return Error(ErrorCode::invalid_argument,
@@ -102,6 +113,7 @@ class Layer final : public MtpLayer {
     MtpLayerWeights weights_;
     std::vector<std::unique_ptr<ops::BackendBuffer>> memory_;
     std::unique_ptr<ops::BackendBuffer> logits_memory_;
+    std::unique_ptr<DigestedLogits> digested_;
     ops::Activations residual_, normed_, output_, hidden_;
 };
 

@@ -66,6 +66,9 @@ class MtpLayer {
 
     // h' of the latest forward().
     virtual ops::Activations hidden() const = 0;
+
+    // As the trunk's, which has been told what is left out; null: it has none.
+    virtual ops::DigestedRows* digested() const { return nullptr; }
 };
 
 }  // namespace percheron::model

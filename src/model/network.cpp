@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "model/digested_logits.h"
 #include "model/trunk_weights.h"
 
 namespace percheron::model {
@@ -52,6 +53,7 @@ class TextTrunk final : public Network {
                                              std::span<const std::uint32_t> rows) override {
         ops::RowBatch batch = latest;
         batch.logit_rows = rows;
+        batch.digests = {};
         PERCHERON_TRY(check_size(batch));
         const ops::Activations logits = logits_for(batch);
         PERCHERON_TRY(
@@ -59,6 +61,17 @@ class TextTrunk final : public Network {
         return values_of(logits);
     }
     std::size_t max_logit_rows() const override { return options_.max_logit_rows; }
+
+    Status use_digests(std::span<const TokenId> excluded) override {
+        ops::LogitDigests* const digests = backend_.digests();
+        if (digests == nullptr) return Network::use_digests(excluded);
+        PERCHERON_TRY(digests->exclude(excluded, config_.vocabulary));
+        digested_ = std::make_unique<DigestedLogits>(
+            *digests, ops::Activations{logits_memory_->data(), DType::f32, options_.max_logit_rows,
+                                       config_.vocabulary});
+        return {};
+    }
+    ops::DigestedRows* digested() const override { return digested_.get(); }
 
     Status set_taps(std::vector<std::size_t> layers) override {
         for (const std::size_t layer : layers) {
@@ -104,6 +117,12 @@ class TextTrunk final : public Network {
                          "A step of " + std::to_string(batch.rows()) + " rows with " +
                              std::to_string(batch.logit_rows.size()) +
                              " wanted logits is larger than the network was loaded for.");
+        }
+        if (!batch.digests.empty() &&
+            (!digested_ || batch.digests.size() != batch.logit_rows.size())) {
+            return Error(ErrorCode::invalid_argument,
+                         "A step asks for digests of logits that were not prepared, or not for one "
+                         "of each row.");
         }
         return {};
     }
@@ -176,6 +195,7 @@ class TextTrunk final : public Network {
     TrunkWeights weights_;
     std::vector<std::unique_ptr<ops::BackendBuffer>> memory_;
     std::unique_ptr<ops::BackendBuffer> logits_memory_;
+    std::unique_ptr<DigestedLogits> digested_;
     ops::Activations streams_, normed_, output_;
     ops::Activations post_, comb_;
     std::vector<std::size_t> tapped_layers_;

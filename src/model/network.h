@@ -69,6 +69,16 @@ class Network {
                                                      std::span<const std::uint32_t> rows) = 0;
     virtual std::size_t max_logit_rows() const = 0;
 
+    // Where the backend has digests of logits: leaves `excluded` out of them, once, before the
+    // first step.  A batch may ask for digests then, and its forward() returns rows of which only
+    // those are there that digested()->fetch() has brought.
+    // Errors: unsupported (this backend has none, or not of such a vocabulary), out_of_memory.
+    virtual Status use_digests(std::span<const TokenId> /*excluded*/) {
+        return Error(ErrorCode::unsupported, "this network's logits have no digests");
+    }
+    // Null: there are none.
+    virtual ops::DigestedRows* digested() const { return nullptr; }
+
     // Observation of the latest forward, for tests and drafters: `layer`'s output averaged over the
     // streams (taps must be asked for before the step), and the final normed hidden rows.  Rows of
     // the latest batch, in backend memory.

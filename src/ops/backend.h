@@ -140,6 +140,7 @@ enum class WeightUse : std::uint8_t { product, rows };
 class VisionStages;
 class MtpStages;
 class DrafterStages;
+class LogitDigests;
 
 // Memory of a backend, freed with the object.
 class BackendBuffer {
@@ -241,6 +242,9 @@ class Backend {
     // Those of a block drafter (drafter_stages.h); null: this backend has none.
     virtual DrafterStages* drafter() { return nullptr; }
     const DrafterStages* drafter() const { return const_cast<Backend*>(this)->drafter(); }
+
+    // Digests of logits (logit_digest.h); null: this backend's logits lie on the host anyway.
+    virtual LogitDigests* digests() { return nullptr; }
 
     // Copies rows to host memory, widened to float, out[rows][columns]; after run() has returned.
     virtual void read(const Activations& rows, float* out) = 0;

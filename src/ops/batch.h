@@ -8,6 +8,7 @@
 #include "percheron/types.h"
 
 #include "core/status.h"
+#include "ops/logit_digest.h"
 
 namespace percheron::ops {
 
@@ -58,6 +59,9 @@ struct RowBatch {
     std::span<const TokenId> tokens;          // one a row
     std::span<const EmbeddingOverride> overrides;
     std::span<const std::uint32_t> logit_rows;  // rows whose logits are wanted, ascending
+    // One a logit row: digests are wanted in the place of logits, which stay where they are.  Only
+    // of a backend that has them; empty: the logits are wanted.
+    std::span<const DigestRequest> digests;
 
     std::size_t rows() const { return tokens.size(); }
 };

@@ -93,6 +93,7 @@ class ForwardingBackend : public Backend {
     MtpStages* mtp() override { return inner_.mtp(); }
     using Backend::drafter;
     DrafterStages* drafter() override { return inner_.drafter(); }
+    LogitDigests* digests() override { return inner_.digests(); }
     void read(const Activations& rows, float* out) override { inner_.read(rows, out); }
 
   protected:

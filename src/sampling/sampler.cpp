@@ -69,23 +69,6 @@ RowSummary summarise(std::span<const float> logits) {
     return row;
 }
 
-// A broken network must end the request by name, never hand out a token.
-Status check_row(const RowSummary& row, std::size_t vocabulary, Position position) {
-    const auto fault = [position](const char* what) {
-        return Error(ErrorCode::internal,
-                     "numerical_fault: the logits at position " + std::to_string(position) + what +
-                         "; the weights or the state of this request are broken",
-                     reasons::numerical_fault);
-    };
-    if (!row.finite) {
-        return fault(" are not all finite");
-    }
-    if (row.largest == row.smallest && vocabulary > 1) {
-        return fault(" are all equal");
-    }
-    return {};
-}
-
 // The first of the logits that equal the largest; both zeros are alike.
 std::size_t first_of(std::span<const float> logits, float largest) {
     constexpr std::size_t block = 64;
@@ -116,6 +99,24 @@ Error no_token_left(Position position) {
 
 }  // namespace
 
+// A broken network must end the request by name, never hand out a token.
+Status check_logits(bool finite, float largest, float smallest, std::size_t vocabulary,
+                    Position position) {
+    const auto fault = [position](const char* what) {
+        return Error(ErrorCode::internal,
+                     "numerical_fault: the logits at position " + std::to_string(position) + what +
+                         "; the weights or the state of this request are broken",
+                     reasons::numerical_fault);
+    };
+    if (!finite) {
+        return fault(" are not all finite");
+    }
+    if (largest == smallest && vocabulary > 1) {
+        return fault(" are all equal");
+    }
+    return {};
+}
+
 bool uses_counts(const SamplingParameters& parameters) {
     return parameters.repetition_penalty != 1.0f || parameters.presence_penalty != 0.0f ||
            parameters.frequency_penalty != 0.0f;
@@ -143,9 +144,13 @@ void Sampler::penalise(const SamplingRow& row) {
 }
 
 Result<std::span<const Candidate>> Sampler::candidates(const SamplingRow& row) {
-    assert(row.logits.size() == logits_.size());
-    PERCHERON_TRY(check_row(summarise(row.logits), row.logits.size(), row.position));
-    std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
+    PERCHERON_TRY(row.logits.fetch());
+    const std::span<const float> logits = row.logits.values;
+    assert(logits.size() == logits_.size());
+    const RowSummary summary = summarise(logits);
+    PERCHERON_TRY(check_logits(summary.finite, summary.largest, summary.smallest, logits.size(),
+                               row.position));
+    std::copy(logits.begin(), logits.end(), logits_.begin());
     penalise(row);
 
     exclude(row, 1);
@@ -228,6 +233,15 @@ void Sampler::keep_min_p(double share) {
 }
 
 Result<TokenId> Sampler::choose(const SamplingRow& row) {
+    if (row.logits.digest != nullptr) {
+        if (std::optional<Result<TokenId>> token = choose_from_digest(row)) {
+            return *std::move(token);
+        }
+    }
+    return choose_from_row(row);
+}
+
+Result<TokenId> Sampler::choose_from_row(const SamplingRow& row) {
     if (row.parameters->temperature == 0.0f) {
         return choose_greedily(row);
     }
@@ -237,17 +251,20 @@ Result<TokenId> Sampler::choose(const SamplingRow& row) {
 
 // The argmax without a list of candidates, straight from the logits if nothing changes them.
 Result<TokenId> Sampler::choose_greedily(const SamplingRow& row) {
-    const RowSummary summary = summarise(row.logits);
-    PERCHERON_TRY(check_row(summary, row.logits.size(), row.position));
+    PERCHERON_TRY(row.logits.fetch());
+    const std::span<const float> logits = row.logits.values;
+    const RowSummary summary = summarise(logits);
+    PERCHERON_TRY(check_logits(summary.finite, summary.largest, summary.smallest, logits.size(),
+                               row.position));
     const SamplingParameters& parameters = *row.parameters;
     if (row.allowed.empty() && parameters.logit_bias.empty() &&
         (row.counts == nullptr || !uses_counts(parameters))) {
-        const auto best = TokenId(static_cast<int>(first_of(row.logits, summary.largest)));
+        const auto best = TokenId(static_cast<int>(first_of(logits, summary.largest)));
         if (!contains(row.banned, best) && !contains(row.masked, best)) {
             return best;
         }
     }
-    std::copy(row.logits.begin(), row.logits.end(), logits_.begin());
+    std::copy(logits.begin(), logits.end(), logits_.begin());
     penalise(row);
     exclude(row, 1);
     double largest = -std::numeric_limits<double>::infinity();
@@ -300,8 +317,13 @@ TokenId coupled_argmax(std::span<const Candidate> candidates, NoiseStream noise,
     return best;
 }
 
-void Sampler::log_probabilities(std::span<const float> logits, TokenId chosen, std::size_t top,
-                                std::span<const TokenId> banned, EngineEvents::Logprobs& out) {
+Status Sampler::log_probabilities(const LogitRow& row, TokenId chosen, std::size_t top,
+                                  std::span<const TokenId> banned, EngineEvents::Logprobs& out) {
+    if (row.digest != nullptr && log_probabilities_from_digest(*row.digest, chosen, top, out)) {
+        return {};
+    }
+    PERCHERON_TRY(row.fetch());
+    const std::span<const float> logits = row.values;
     const double largest = *std::max_element(logits.begin(), logits.end());
     double total = 0;
     for (const float logit : logits) {
@@ -311,7 +333,7 @@ void Sampler::log_probabilities(std::span<const float> logits, TokenId chosen, s
     out.chosen = static_cast<float>(logits[index(chosen)] - normaliser);
     out.top.clear();
     if (top == 0) {
-        return;
+        return {};
     }
     sorted_.clear();
     for (const TokenId token : banned) {
@@ -330,6 +352,7 @@ void Sampler::log_probabilities(std::span<const float> logits, TokenId chosen, s
     std::for_each(sorted_.begin(), edge, [&](const Candidate& candidate) {
         out.top.push_back({candidate.id, static_cast<float>(candidate.logit - normaliser)});
     });
+    return {};
 }
 
 }  // namespace percheron::sampling

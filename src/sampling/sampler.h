@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,13 +26,14 @@
 
 #include "core/status.h"
 #include "sampling/coupled_noise.h"
+#include "sampling/logit_row.h"
 #include "sampling/token_counts.h"
 
 namespace percheron::sampling {
 
 // Everything that decides the token at one position.
 struct SamplingRow {
-    std::span<const float> logits;  // [vocabulary], as the network gave them
+    LogitRow logits;  // a digest's leave out `banned`
     const SamplingParameters* parameters = nullptr;
     const TokenCounts* counts = nullptr;     // of all tokens before p; null: none are penalised
     std::span<const TokenId> banned;         // never chosen, whatever bias says
@@ -55,8 +57,9 @@ class Sampler {
 
     explicit Sampler(std::size_t vocabulary);
 
-    // The token at row.position.  Errors (internal): numerical_fault when a logit is not finite or
-    // all are equal, no_token_left when the masks leave nothing.
+    // The token at row.position; a digest decides where it leaves no doubt, else the row is
+    // fetched.  Errors (internal): numerical_fault when a logit is not finite or all are equal,
+    // no_token_left when the masks leave nothing; a fetch's.
     Result<TokenId> choose(const SamplingRow& row);
 
     // Steps 1 to 8: the candidates A_p with their l, valid until the next call.  Same errors.
@@ -64,10 +67,20 @@ class Sampler {
 
     // Of the model's own distribution, softmax(logits) over the whole vocabulary: the chosen
     // token's log-probability and the `top` largest, ties to the lower id, banned ids left out.
-    void log_probabilities(std::span<const float> logits, TokenId chosen, std::size_t top,
-                           std::span<const TokenId> banned, EngineEvents::Logprobs& out);
+    // Errors: a fetch's.
+    Status log_probabilities(const LogitRow& logits, TokenId chosen, std::size_t top,
+                             std::span<const TokenId> banned, EngineEvents::Logprobs& out);
 
   private:
+    // From digests (digest_sampling.cpp); nothing: the row must be looked at.
+    std::optional<Result<TokenId>> choose_from_digest(const SamplingRow& row);
+    std::optional<TokenId> choose_among_top(const SamplingRow& row);
+    bool keep_top_p_of_digest(const ops::LogitDigest& digest, double share, double left_out,
+                              double doubt);
+    static bool log_probabilities_from_digest(const ops::LogitDigest& digest, TokenId chosen,
+                                              std::size_t top, EngineEvents::Logprobs& out);
+
+    Result<TokenId> choose_from_row(const SamplingRow& row);
     Result<TokenId> choose_greedily(const SamplingRow& row);
     void penalise(const SamplingRow& row);
     void exclude(const SamplingRow& row, std::uint8_t mark);  // banned and masked ids
@@ -81,6 +94,15 @@ class Sampler {
     std::vector<Candidate> sorted_;
     std::vector<std::uint8_t> excluded_;
 };
+
+// What a row's digest has to tell so that choose() and log_probabilities() need not look at the
+// row, as far as digests can: `masks` says that ids beside the banned ones may be left out.
+ops::DigestRequest digest_request(const SamplingParameters& parameters, NoiseStream noise,
+                                  Position position, bool masks);
+
+// Errors (numerical_fault) of a row that no network that works gives.
+Status check_logits(bool finite, float largest, float smallest, std::size_t vocabulary,
+                    Position position);
 
 // argmax over the candidates of logit + g; the noise of a proposer's own candidates is the same.
 TokenId coupled_argmax(std::span<const Sampler::Candidate> candidates, NoiseStream noise,

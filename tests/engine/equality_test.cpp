@@ -126,6 +126,7 @@ struct Proofs {
     std::uint64_t accepted = 0;
     std::uint64_t rejected = 0;
     std::uint64_t preemptions_while_drafting = 0;
+    DigestCounts digests;
 };
 
 struct Scripted {
@@ -231,7 +232,10 @@ void run_crowd(unsigned seed, Proofs& proofs) {
             }
         }
     };
-    const std::unique_ptr<Engine> engine = make_fake_engine(options, {}, true, std::move(proposer));
+    auto network = std::make_unique<FakeNetwork>();
+    if (seed % 3 == 0) network->digest_counts = &proofs.digests;
+    const std::unique_ptr<Engine> engine =
+        make_fake_engine(options, std::move(network), true, std::move(proposer));
     {
         const std::lock_guard lock(script_mutex);
         engine_now = engine.get();
@@ -318,6 +322,10 @@ TEST(Equality, IdsAreThoseOfARequestAloneInAnyCrowd) {
     EXPECT_GT(proofs.accepted, 30000u);
     EXPECT_GT(proofs.rejected, 30000u);
     EXPECT_GT(proofs.preemptions_while_drafting, 200u);
+    // Most tokens came of digests; rows were looked at for penalties, bias and masks.
+    EXPECT_GT(proofs.digests.digested, 30000u);
+    EXPECT_GT(proofs.digests.fetched, proofs.digests.digested / 10);
+    EXPECT_LT(proofs.digests.fetched, 6 * proofs.digests.digested / 10);
 }
 
 // Promise 2 with its proof: at least four rows in 80 % of the steps.

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -26,6 +28,7 @@
 #include "engine/local_engine.h"
 #include "model/network.h"
 #include "ops/backend.h"
+#include "ops/reference/logit_digest.h"
 #include "sampling/sampler.h"
 
 namespace percheron::engine::testing {
@@ -96,12 +99,19 @@ class History {
     std::vector<std::uint64_t> entries_;  // by position
 };
 
+// Rows of which digests were given, and those that were looked at in spite of it.
+struct DigestCounts {
+    std::atomic<std::uint64_t> digested = 0, fetched = 0;
+};
+
 class FakeNetwork final : public model::Network {
   public:
     // Looks at a batch before it is computed; an error is the network's own.
     std::function<Status(const ops::RowBatch&)> before_forward;
     // May spoil the logits of a row that ends with `token`.
     std::function<void(TokenId token, std::span<float> logits)> spoil;
+    // Not null: it gives digests in the place of logits.
+    DigestCounts* digest_counts = nullptr;
 
     FakeNetwork() {
         config_.vocabulary = fake_vocabulary;
@@ -134,7 +144,11 @@ class FakeNetwork final : public model::Network {
                                      rows.first_position + i, &caches.latent.at(0)});
             }
         }
-        return logits_at(batch, batch.logit_rows);
+        const std::span<const float> logits = logits_at(batch, batch.logit_rows);
+        if (batch.digests.empty()) return logits;
+        if (digested_ == nullptr || batch.digests.size() != batch.logit_rows.size())
+            return Error(ErrorCode::internal, "nobody prepared such digests");
+        return digest(batch);
     }
 
     Result<std::span<const float>> logits_of(const ops::RowBatch& latest,
@@ -146,7 +160,45 @@ class FakeNetwork final : public model::Network {
     }
     std::size_t max_logit_rows() const override { return 64; }
 
+    Status use_digests(std::span<const TokenId> excluded) override {
+        if (digest_counts == nullptr) return Network::use_digests(excluded);
+        excluded_.assign(fake_vocabulary, false);
+        for (const TokenId token : excluded)
+            excluded_[static_cast<std::size_t>(to_int(token))] = true;
+        digested_ = std::make_unique<Digested>(*this);
+        return {};
+    }
+    ops::DigestedRows* digested() const override { return digested_.get(); }
+
   private:
+    // Rows are nowhere until they are fetched.
+    struct Digested final : ops::DigestedRows {
+        explicit Digested(FakeNetwork& network) : network(network) {}
+        std::span<const ops::LogitDigest> digests() const override { return network.digests_; }
+        Status fetch(std::size_t row) override {
+            ++network.digest_counts->fetched;
+            std::copy_n(
+                network.kept_logits_.begin() + static_cast<std::ptrdiff_t>(row * fake_vocabulary),
+                fake_vocabulary,
+                network.logits_.begin() + static_cast<std::ptrdiff_t>(row * fake_vocabulary));
+            return {};
+        }
+        FakeNetwork& network;
+    };
+
+    std::span<const float> digest(const ops::RowBatch& batch) {
+        kept_logits_ = logits_;
+        digests_.clear();
+        for (std::size_t row = 0; row < batch.digests.size(); ++row) {
+            digests_.push_back(ops::reference::digest_of(
+                std::span(kept_logits_).subspan(row * fake_vocabulary, fake_vocabulary),
+                batch.digests[row], excluded_));
+        }
+        digest_counts->digested += digests_.size();
+        std::fill(logits_.begin(), logits_.end(), std::nanf(""));
+        return logits_;
+    }
+
     std::span<const float> logits_at(const ops::RowBatch& latest,
                                      std::span<const std::uint32_t> wanted) {
         logits_.assign(wanted.size() * fake_vocabulary, 0.0f);
@@ -317,6 +369,10 @@ class FakeNetwork final : public model::Network {
     model::ModelConfig config_;
     std::vector<Computed> computed_;
     std::vector<float> logits_;
+    std::unique_ptr<Digested> digested_;
+    std::vector<float> kept_logits_;
+    std::vector<ops::LogitDigest> digests_;
+    std::vector<bool> excluded_;
 };
 
 // The mask of a FakeGrammar after `answer`; without the stops where the reply has to go on and can.

@@ -29,8 +29,11 @@ std::vector<EngineEvents::Logprobs> expected_scores(const std::vector<TokenId>& 
         std::array<float, fake_vocabulary> logits{};
         for (std::uint32_t token = 0; token < fake_vocabulary; ++token)
             logits[token] = fake_logit(history.hash(), token);
-        sampler.log_probabilities(logits, prompt[position + 1], static_cast<std::size_t>(top),
-                                  banned, scores.emplace_back());
+        EXPECT_TRUE(sampler
+                        .log_probabilities(logits, prompt[position + 1],
+                                           static_cast<std::size_t>(top), banned,
+                                           scores.emplace_back())
+                        .ok());
     }
     return scores;
 }

@@ -353,7 +353,7 @@ TEST(Sampler, LogProbabilitiesComeFromTheModelsOwnDistribution) {
         EngineEvents::Logprobs got;
         const TokenId chosen = TokenId(static_cast<int>(random() % c.logits.size()));
         const std::size_t top = random() % (c.logits.size() + 3);
-        sampler.log_probabilities(c.logits, chosen, top, c.banned, got);
+        ASSERT_TRUE(sampler.log_probabilities(c.logits, chosen, top, c.banned, got).ok());
         ASSERT_NEAR(got.chosen,
                     c.logits[static_cast<std::size_t>(to_int(chosen))] - std::log(total), 1e-4);
         ASSERT_EQ(got.top.size(), std::min(top, expected.size()));

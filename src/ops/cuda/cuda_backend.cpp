@@ -42,6 +42,7 @@ CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, S
       wide_products_(has_prefill_kernels()),
       context_{stream, multiprocessors, true},
       weights_(stream),
+      digests_(device, stream),
       vision_(
           context_,
           [this] {
@@ -186,6 +187,7 @@ Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
     return stage_scratch_bytes(shape, rows) +
            rows * (row_parts + 2) * shape.hidden * sizeof(__nv_bfloat16) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
+           CudaDigests::bytes(logit_rows, shape.vocabulary) +
            StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
 }
 
@@ -208,6 +210,7 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),
                                             "logits"));
+    PERCHERON_TRY(digests_.reserve(logit_rows, shape.vocabulary));
     const Bytes row_list = rows * sizeof(std::uint32_t);
     PERCHERON_ASSIGN(hidden_rows_, DeviceMemory::allocate(row_list, "an MTP step's rows"));
     PERCHERON_ASSIGN(hidden_rows_host_, PinnedMemory::allocate(row_list, "an MTP step's rows"));

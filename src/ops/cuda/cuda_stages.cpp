@@ -452,10 +452,13 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
                        Activations logits) {
     const std::size_t count = batch.logit_rows.size();
     if (count == 0) return;
-    if (only_noted(head.data, hidden.data, logits.data, count, batch_.all_logits())) return;
+    auto* const values = reinterpret_cast<float*>(logits_memory_.data());
+    const bool digested = !batch.digests.empty();
+    digests_.note_rows(values, digested ? count : 0);
+    if (only_noted(head.data, hidden.data, logits.data, count, batch_.all_logits(), digested))
+        return;
     const int width = static_cast<int>(shape_.hidden);
     const auto vocabulary = static_cast<std::size_t>(head.n);
-    auto* const values = reinterpret_cast<float*>(logits_memory_.data());
     settle_pairs();
     const __nv_bfloat16* in = parts_of(hidden);
     int stride = row_parts * width;
@@ -470,6 +473,10 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
         product(packed_view(head), in, stride, values, static_cast<int>(head.n));
     // In both classes: few rows, if any, are wanted of a prompt.
     note(few_row_gemm({&all, 1}, static_cast<int>(count), shape_.swiglu_limit, context_));
+    if (digested) {
+        note(digests_.launch(values, count, batch_.digests(), context_));
+        return;
+    }
     note(check(cudaMemcpyAsync(logits.data, values, count * vocabulary * sizeof(float),
                                cudaMemcpyDeviceToHost, stream_),
                "reading logits"));

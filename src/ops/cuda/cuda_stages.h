@@ -9,6 +9,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/cuda_digests.h"
 #include "ops/cuda/cuda_vision.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
@@ -81,6 +82,7 @@ class CudaBackend final : public Backend, private MtpStages {
     using Backend::vision;
     VisionStages* vision() override { return &vision_; }
     MtpStages* mtp() override { return this; }
+    LogitDigests* digests() override { return &digests_; }
     void read(const Activations& rows, float* out) override;
 
     Result<CudaStepFacts> facts() const;
@@ -174,6 +176,7 @@ class CudaBackend final : public Backend, private MtpStages {
     // Which rows an MTP step reads, on the host and where its kernels find them.
     PinnedMemory hidden_rows_host_;
     DeviceMemory hidden_rows_;
+    CudaDigests digests_;
     StepBatch batch_;
     StepGraphs graphs_;
     Fingerprint* fingerprint_ = nullptr;  // set while stages are only noted

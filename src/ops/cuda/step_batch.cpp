@@ -5,15 +5,16 @@
 namespace percheron::ops::cuda {
 namespace {
 
-// The buffer: sequences, then four lists of 32-bit numbers.  Every part starts where the capacity
-// says, so that places do not depend on the step.
+// The buffer: sequences, requests for digests, then four lists of 32-bit numbers.  Every part
+// starts where the capacity says, so that places do not depend on the step.
 struct Layout {
-    std::size_t tokens, sequence_of_row, logit_rows, pages, end;
+    std::size_t digests, tokens, sequence_of_row, logit_rows, pages, end;
     Layout(std::size_t rows, std::size_t page_count) {
         const auto after = [](std::size_t start, std::size_t bytes) {
             return (start + bytes + 63) / 64 * 64;
         };
-        tokens = after(0, rows * sizeof(DeviceSequence));
+        digests = after(0, rows * sizeof(DeviceSequence));
+        tokens = after(digests, rows * sizeof(DigestRequest));
         sequence_of_row = after(tokens, rows * 4);
         logit_rows = after(sequence_of_row, rows * 4);
         pages = after(logit_rows, rows * 4);
@@ -43,6 +44,7 @@ Status StepBatch::allocate(std::size_t rows, std::size_t pages) {
     view_.sequences = reinterpret_cast<const DeviceSequence*>(device_.data());
     view_.sequence_of_row = list(layout.sequence_of_row);
     view_.pages = list(layout.pages);
+    digests_ = reinterpret_cast<const DigestRequest*>(device_.data() + layout.digests);
     tokens_ = list(layout.tokens);
     logit_rows_ = list(layout.logit_rows);
     return {};
@@ -76,6 +78,8 @@ Result<bool> StepBatch::upload(const RowBatch& batch, cudaStream_t stream) {
     for (std::size_t row = 0; row < batch.rows(); ++row)
         list(layout.tokens)[row] = static_cast<std::uint32_t>(to_int(batch.tokens[row]));
     std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), list(layout.logit_rows));
+    std::copy(batch.digests.begin(), batch.digests.end(),
+              reinterpret_cast<DigestRequest*>(host_.data() + layout.digests));
     // Ascending rows of the step, so as many as there are rows are all of them.
     all_logits_ = batch.logit_rows.size() == batch.rows();
     view_.rows = static_cast<int>(batch.rows());

@@ -28,6 +28,7 @@ class StepBatch {
     DeviceBatch rows(std::size_t first, std::size_t count) const;
     const std::uint32_t* tokens() const { return tokens_; }
     const std::uint32_t* logit_rows() const { return logit_rows_; }
+    const DigestRequest* digests() const { return digests_; }
 
     // Pools that are complete for the step's furthest row.
     std::size_t most_pools(std::size_t pool) const { return furthest_ / pool; }
@@ -44,6 +45,7 @@ class StepBatch {
     DeviceBatch view_;
     const std::uint32_t* tokens_ = nullptr;
     const std::uint32_t* logit_rows_ = nullptr;
+    const DigestRequest* digests_ = nullptr;
     std::size_t furthest_ = 0;
     bool all_logits_ = false;
 };
