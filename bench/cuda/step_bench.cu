@@ -332,7 +332,7 @@ int main(int argc, char** argv) {
         if (argc > 1 && std::strcmp(one.name, argv[1]) != 0) continue;
         if (argc > 2) {
             one.layers = std::strtoul(argv[2], nullptr, 10);
-            one.points = {{1, 2048}, {8, 8192}};
+            one.points = {{1, 2048}, {8, 8192}, {64, 8192}};
         }
         bench_case(one);
     }
