@@ -146,7 +146,7 @@ TEST_F(NanoFp8, DraftedIsUndrafted) {
         const auto engine = load(drafting);
         const DraftedReplies drafted = run_drafted(*engine, requests, true);
         EXPECT_EQ(drafted.tokens, expected) << wish.proposer;
-        EXPECT_GT(drafted.rounds, 20u) << wish.proposer;
+        EXPECT_GT(drafted.rounds, 10u) << wish.proposer;
         EXPECT_GT(drafted.drafted, drafted.accepted) << wish.proposer;
         if (wish.proposer == "mtp") {
             EXPECT_GT(drafted.accepted, 10u) << wish.proposer;
