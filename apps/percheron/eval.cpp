@@ -76,8 +76,9 @@ Result<std::vector<bool>> ask_model(const EvalArguments& arguments, const std::s
     PERCHERON_ASSIGN(load.folder, tools::resolve_model(model));
     tools::TaskRecord record;
     if (!record_file.empty()) {
-        PERCHERON_ASSIGN(const std::string asked,
+        PERCHERON_ASSIGN(std::string asked,
                          tools::asked_model(load.folder, arguments.run.max_tokens));
+        if (load.fp4_activations) asked += ", inputs in FP4";
         PERCHERON_ASSIGN(record, tools::TaskRecord::open(record_file, asked));
     }
     std::vector<std::uint64_t> keys;
@@ -216,6 +217,8 @@ void add_eval(CLI::App& app, int& exit_code) {
         ->capture_default_str();
     command->add_option("--against", arguments->against,
                         "Second model folder: prints the paired difference MODEL - AGAINST");
+    command->add_flag("--fp4-activations", arguments->load.fp4_activations,
+                      "Round inputs of NVFP4 weights to FP4 (W4A4)");
     command->add_option("--task", arguments->tasks, "Only this task (repeatable)");
     command->add_option("--limit", arguments->limit, "At most this many items a task");
     command

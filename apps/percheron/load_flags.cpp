@@ -33,6 +33,10 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
                     "bytes a token, replies may differ)")
         ->capture_default_str()
         ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
+    command.add_flag("--fp4-activations", load.fp4_activations,
+                     "Round inputs of NVFP4 weights to FP4 as their input scales say (W4A4), where "
+                     "the checkpoint has them; on the CPU this shows what it does to replies and "
+                     "is slower (default: inputs stay BF16)");
     command
         .add_option(
             "--draft", load.draft.proposer,

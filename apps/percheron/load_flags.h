@@ -14,7 +14,8 @@ struct LoadFlags {
     tools::LoadOptions load;
 };
 
-// Adds MODEL, --device, --threads, --context, --kv-memory, --weights-memory, --kv-dtype, --draft,
+// Adds MODEL, --device, --threads, --context, --kv-memory, --weights-memory, --kv-dtype,
+// --fp4-activations, --draft,
 // --draft-depth, --draft-model, --draft-cache, --draft-window and --seed.  `flags` must outlive the app.
 void add_load_flags(CLI::App& command, LoadFlags& flags);
 

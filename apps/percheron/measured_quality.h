@@ -15,7 +15,7 @@ namespace percheron::apps {
 Result<std::vector<tools::KindQuality>> measure_quality(
     const std::filesystem::path& source, const std::filesystem::path& other,
     const std::vector<tools::CalibrationText>& texts, const std::string& device,
-    std::size_t threads);
+    std::size_t threads, bool fp4_activations = false);
 
 void print_quality(const std::vector<tools::KindQuality>& quality);
 

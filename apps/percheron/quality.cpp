@@ -24,6 +24,7 @@ struct Arguments {
     std::string device = "auto";
     tools::CalibrationLimits limits;
     std::size_t threads = 0;
+    bool fp4_activations = false;
     bool json = false;
 };
 
@@ -39,8 +40,8 @@ Status run(const Arguments& arguments) {
     card.command = command_line();
     card.source = arguments.against;
     card.texts = arguments.texts;
-    PERCHERON_ASSIGN(card.quality,
-                     measure_quality(source, model, texts, arguments.device, arguments.threads));
+    PERCHERON_ASSIGN(card.quality, measure_quality(source, model, texts, arguments.device,
+                                                   arguments.threads, arguments.fp4_activations));
     if (arguments.json) {
         std::fputs(tools::card_json(card).c_str(), stdout);
     } else {
@@ -54,7 +55,7 @@ Status run(const Arguments& arguments) {
 Result<std::vector<tools::KindQuality>> measure_quality(
     const std::filesystem::path& source, const std::filesystem::path& other,
     const std::vector<tools::CalibrationText>& texts, const std::string& device,
-    std::size_t threads) {
+    std::size_t threads, bool fp4_activations) {
     PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(source));
     PERCHERON_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(text / "tokenizer.json"));
     tools::QualityOptions options;
@@ -62,6 +63,7 @@ Result<std::vector<tools::KindQuality>> measure_quality(
     options.other = other;
     options.device = device;
     options.threads = threads;
+    options.fp4_activations = fp4_activations;
     if (isatty(STDERR_FILENO) != 0) {
         options.progress = [](std::size_t done, std::size_t total) {
             std::fprintf(stderr, "\r%zu of %zu positions%s", done, total,
@@ -105,6 +107,8 @@ void add_quality(CLI::App& app, int& exit_code) {
     command->add_option("--length", arguments->limits.length, "Tokens of a text")
         ->check(positive_number())
         ->capture_default_str();
+    command->add_flag("--fp4-activations", arguments->fp4_activations,
+                      "Round inputs of MODEL's NVFP4 weights to FP4 (W4A4)");
     command->add_flag("--json", arguments->json, "Every figure as JSON");
     command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")
         ->capture_default_str();

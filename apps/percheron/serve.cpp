@@ -96,11 +96,12 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
     }
     if (options.flags.load.thinking_budget || options.flags.load.kv_memory ||
         options.flags.load.weights_memory || options.flags.load.checkpoint_memory ||
-        !options.flags.load.prefix_disk.empty() || options.flags.load.kv_dtype != "auto") {
-        return Error(
-            ErrorCode::invalid_argument,
-            "--thinking-budget, --kv-memory, --kv-dtype, --weights-memory, "
-            "--checkpoint-memory and --prefix-disk mean nothing with --replay; leave them out");
+        !options.flags.load.prefix_disk.empty() || options.flags.load.kv_dtype != "auto" ||
+        options.flags.load.fp4_activations) {
+        return Error(ErrorCode::invalid_argument,
+                     "--thinking-budget, --kv-memory, --kv-dtype, --fp4-activations, "
+                     "--weights-memory, --checkpoint-memory and --prefix-disk mean nothing with "
+                     "--replay; leave them out");
     }
     description.max_running = options.flags.load.max_running.value_or(1024);
     description.kv_tokens = std::uint64_t{description.context_tokens} * description.max_running;

@@ -469,4 +469,28 @@ Result<float> global_scale(const WeightParts& parts) {
     return factor;
 }
 
+Result<float> input_scale(const WeightParts& parts) {
+    const std::string_view suffix =
+        parts.global_scale_is_inverse ? ".input_global_scale" : ".input_scale";
+    const auto place = std::find_if(
+        parts.unused.begin(), parts.unused.end(),
+        [&](const TensorPlace& unused) { return unused.tensor->name.ends_with(suffix); });
+    if (place == parts.unused.end()) {
+        return Error(ErrorCode::not_found,
+                     describe(parts.data) + ": has no " + std::string(suffix.substr(1)) +
+                         " beside it, by which its inputs would be rounded to FP4; leave "
+                         "--fp4-activations out");
+    }
+    if (place->tensor->dtype != DType::f32 || place->tensor->bytes.size() != sizeof(float)) {
+        return corrupt(*place, "is not one F32 number");
+    }
+    float stored = 0;
+    std::memcpy(&stored, place->tensor->bytes.data(), sizeof(stored));
+    const float factor = parts.global_scale_is_inverse ? 1.0f / stored : stored;
+    if (!std::isnormal(factor) || !(factor > 0.0f)) {
+        return corrupt(*place, "is not a finite positive number");
+    }
+    return factor;
+}
+
 }  // namespace percheron::checkpoint

@@ -17,7 +17,9 @@
 // Of these and of bf16 and f32, a weight may also be a share of a stack, or lie in pieces
 // (fused_names.h).
 //
-// Activation scales (input_scale, input_global_scale) may lie beside and are not used.
+// The scale of a weight's inputs (ModelOpt: STEM.input_scale F32, the factor itself;
+// compressed-tensors: STEM.input_global_scale F32, one over it) may lie beside; it is used of nvfp4
+// where inputs are to be rounded, and of nothing else.
 #pragma once
 
 #include <cstddef>
@@ -85,5 +87,9 @@ Result<float> global_scale(const WeightParts& parts);
 
 // The inverse of that factor where the file holds it, else 0.
 float global_inverse(const WeightParts& parts);
+
+// The factor of an nvfp4 weight's inputs.  Errors: not_found; corrupt (no F32 number, or not
+// finite, or not positive).
+Result<float> input_scale(const WeightParts& parts);
 
 }  // namespace percheron::checkpoint

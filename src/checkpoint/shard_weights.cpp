@@ -82,6 +82,9 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
     if (parts.scales) matrix.scales = aligned(parts.scales);
     PERCHERON_ASSIGN(matrix.global_scale, global_scale(parts));
     matrix.global_inverse = global_inverse(parts);
+    if (input_scales_ && parts.format == ops::WeightFormat::nvfp4) {
+        PERCHERON_ASSIGN(matrix.input_scale, input_scale(parts));
+    }
     return matrix;
 }
 

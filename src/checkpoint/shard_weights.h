@@ -35,7 +35,10 @@ class ShardWeights : public model::WeightSource {
     // From now on the routed experts of the first `layers` layers are read from the files when they
     // are wanted; stream() hands them over.  Before the first matrix is asked for.
     ExpertFiles& keep_experts_in_files(std::size_t layers);
-    // Bytes of those experts in the files.
+    // From now on nvfp4 matrices say how their inputs are rounded (ops/fp4_inputs.h), and one whose
+    // scale for that is not stored is an error.  Before the first matrix is asked for.
+    void use_input_scales() { input_scales_ = true; }
+    // Bytes of the experts that keep_experts_in_files() speaks of.
     Bytes expert_bytes(std::size_t layers) const;
     Result<ops::StreamedExperts> stream(std::string_view prefix,
                                         std::span<const ops::FeedForwardWeights> experts) override;
@@ -54,6 +57,7 @@ class ShardWeights : public model::WeightSource {
 
     std::unique_ptr<ExpertFiles> expert_files_;
     std::size_t layers_in_files_ = 0;  // the first ones
+    bool input_scales_ = false;
     std::mutex copies_mutex_;
     // Copies of tensors that a writer left unaligned.
     std::map<const StoredTensor*, std::vector<std::byte>> copies_;

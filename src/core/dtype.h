@@ -2,7 +2,9 @@
 // conversions.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -109,5 +111,25 @@ struct Float8E4M3 {
     }
 };
 static_assert(sizeof(Float8E4M3) == 1);
+
+inline constexpr float largest_e4m3 = 448.0f;
+inline constexpr float largest_e2m1 = 6.0f;
+
+// The whole number nearest to a value below 2^22, ties to even: adding 1.5 * 2^23 leaves it in the
+// low bits of the sum.  Branch-free, so that loops over it become vector code.
+inline float nearest_whole(float value) {
+    constexpr float magic = 12582912.0f;
+    return (value + magic) - magic;
+}
+
+// The E2M1 value (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives) nearest to `quotient`, ties to
+// the even code.
+inline float nearest_e2m1(float quotient) {
+    const float magnitude = std::min(std::fabs(quotient), 6.0f);
+    // Steps of 1/2 below 2, of 1 below 4, of 2 above.
+    const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
+    const float inverse = magnitude < 2.0f ? 2.0f : magnitude < 4.0f ? 1.0f : 0.5f;
+    return std::copysign(nearest_whole(magnitude * inverse) * step, quotient);
+}
 
 }  // namespace percheron

@@ -8,12 +8,14 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "core/status.h"
 #include "ops/add_rows.h"
 #include "ops/backend.h"
 #include "ops/block_drafting.h"
 #include "ops/combine_experts.h"
+#include "ops/fp4_inputs.h"
 #include "ops/gated_norm.h"
 #include "ops/gelu.h"
 #include "ops/index_pool.h"
@@ -49,7 +51,8 @@ class Primitives {
 
     virtual void rms_norm(const RmsNorm& op) = 0;
     virtual void layer_norm(const LayerNorm& op) = 0;
-    virtual void linear(std::span<const Linear> ops) = 0;
+    // Inputs of weights that say so are rounded before (fp4_inputs.h).
+    void linear(std::span<const Linear> ops);
 
     virtual void mhc_gates(const MhcGateComputation& op) = 0;
     virtual void mhc_update(const MhcUpdate& op) = 0;
@@ -92,6 +95,14 @@ class Primitives {
     virtual void store_context(const StoreContext& op) = 0;
     virtual void block_attention(const BlockAttention& op) = 0;
     virtual void block_conv(const BlockConv& op) = 0;
+
+  protected:
+    // Products of inputs as they are, or rounded to bf16.
+    virtual void products(std::span<const Linear> ops) = 0;
+
+  private:
+    Fp4Inputs fp4_inputs_;
+    std::vector<Linear> plain_;
 };
 
 }  // namespace percheron::ops

@@ -36,6 +36,7 @@ struct WeightMatrix {
     const void* scales = nullptr;
     float global_scale = 1.0f;    // nvfp4 only
     float global_inverse = 0.0f;  // nvfp4 whose file holds the inverse; else 0
+    float input_scale = 0.0f;     // nvfp4 whose inputs are rounded too (fp4_inputs.h); else 0
 
     bool empty() const { return data == nullptr; }
 };

@@ -91,7 +91,8 @@ class Comparison {
 class TextRunner final : public AgreementRunner {
   public:
     Status start(const AgreementOptions& options) {
-        PERCHERON_ASSIGN(source_, open_model(options.load.folder, options.load.threads));
+        PERCHERON_ASSIGN(source_, open_model(options.load.folder, options.load.threads,
+                                             options.load.fp4_activations));
         const model::ModelConfig& config = source_->config;
         PERCHERON_ASSIGN(backend_, make_backend({options.load.device, options.load.threads,
                                                  options.load.arithmetic},

@@ -112,6 +112,7 @@ Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
                          ", or leave out --prefix-disk");
     }
     PERCHERON_ASSIGN(disk.folder.identity, model_identity(options.folder, backend));
+    if (options.fp4_activations) disk.folder.identity += ", inputs of NVFP4 weights in FP4";
     return disk;
 }
 
@@ -126,7 +127,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(const DType kv_dtype,
                      cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
     StageLog stages;
-    PERCHERON_ASSIGN(ModelSource source, open_model(options.folder, options.threads));
+    PERCHERON_ASSIGN(ModelSource source,
+                     open_model(options.folder, options.threads, options.fp4_activations));
     const model::ModelConfig& config = source.config;
     PERCHERON_TRY(check_tokenizer(config, tokenizer));
     stages.done("checkpoint: " + checkpoint::summary(source.inventory));

@@ -29,6 +29,7 @@ struct LoadOptions {
     std::string device = "auto";   // tools/devices.h
     ops::Arithmetic arithmetic = ops::Arithmetic::standard;
     std::string kv_dtype = "auto";         // auto, bf16, fp8; f32 with fp32 arithmetic
+    bool fp4_activations = false;          // W4A4 of NVFP4 weights (open_model)
     std::uint32_t threads = 0;             // 0: as many as the process may run on
     std::optional<Bytes> weights_memory;   // absent: all weights (tools/expert_memory.h)
     std::optional<std::uint32_t> context;  // tokens of one request, prompt and reply

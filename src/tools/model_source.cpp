@@ -19,8 +19,15 @@ Result<checkpoint::SyntheticModel> made_up(const fs::path& model) {
 
 }  // namespace
 
-Result<ModelSource> open_model(const fs::path& model, std::size_t threads) {
+Result<ModelSource> open_model(const fs::path& model, std::size_t threads, bool fp4_activations) {
+    const auto nothing_to_round = [&] {
+        return Error(ErrorCode::invalid_argument,
+                     model.string() +
+                         ": no weight is stored in NVFP4 with an input scale, so that "
+                         "--fp4-activations has nothing to round; leave it out");
+    };
     ModelSource source;
+    if (fp4_activations && is_synthetic(model.string())) return nothing_to_round();
     if (is_synthetic(model.string())) {
         PERCHERON_ASSIGN(checkpoint::SyntheticModel made, made_up(model));
         source.config = made.config;
@@ -35,6 +42,10 @@ Result<ModelSource> open_model(const fs::path& model, std::size_t threads) {
     source.config = opened->config();
     source.inventory = opened->inventory();
     source.weight_bytes = opened->mapped_bytes() + opened->inventory().rewritten_bytes;
+    if (fp4_activations) {
+        if (!source.inventory.formats.contains("nvfp4")) return nothing_to_round();
+        opened->use_input_scales();
+    }
     source.weights = opened;
     source.files = std::move(opened);
     return source;

@@ -24,8 +24,11 @@ struct ModelSource {
 };
 
 // `model` is of resolve_model(); `threads` make the values of a made-up one, 0 for all.
-// Errors: of Checkpoint::open, or of the made-up model's description.
-Result<ModelSource> open_model(const std::filesystem::path& model, std::size_t threads);
+// `fp4_activations`: inputs of NVFP4 weights are rounded as their input scales say (W4A4).
+// Errors: of Checkpoint::open, or of the made-up model's description; invalid_argument where no
+// weight is NVFP4.
+Result<ModelSource> open_model(const std::filesystem::path& model, std::size_t threads,
+                               bool fp4_activations = false);
 
 // The account of a model, without refusing anything but a description that is wrong.
 // `values`: FP8 codes of a folder are read too (Checkpoint::Reading).

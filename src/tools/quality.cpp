@@ -200,12 +200,12 @@ Result<std::vector<KindQuality>> compare_quality(const std::vector<CalibrationTe
         total += text.ids.size() - 1;
     }
     const DeviceOptions device{options.device, options.threads, ops::Arithmetic::standard};
-    const auto load = [&](const std::filesystem::path& folder) -> Result<PromptReader> {
-        PERCHERON_ASSIGN(ModelSource files, open_model(folder, options.threads));
+    const auto load = [&](const std::filesystem::path& folder, bool fp4) -> Result<PromptReader> {
+        PERCHERON_ASSIGN(ModelSource files, open_model(folder, options.threads, fp4));
         return PromptReader::load(std::move(files), device, longest);
     };
-    PERCHERON_ASSIGN(PromptReader source, load(options.source));
-    PERCHERON_ASSIGN(PromptReader other, load(options.other));
+    PERCHERON_ASSIGN(PromptReader source, load(options.source, false));
+    PERCHERON_ASSIGN(PromptReader other, load(options.other, options.fp4_activations));
     if (source.config().vocabulary != other.config().vocabulary) {
         return Error(
             ErrorCode::invalid_argument,

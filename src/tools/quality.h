@@ -50,6 +50,7 @@ struct QualityOptions {
     std::size_t threads = 0;
     std::string device = "auto";
     std::function<void(std::size_t done, std::size_t total)> progress;  // positions
+    bool fp4_activations = false;                                       // of `other` (open_model)
 };
 
 // One entry a kind, in order of first appearance, then "all".

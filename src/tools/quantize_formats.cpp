@@ -7,8 +7,6 @@
 namespace percheron::tools {
 namespace {
 
-constexpr float largest_e4m3 = 448.0f;
-constexpr float largest_e2m1 = 6.0f;
 constexpr std::uint16_t smallest_normal = 0x0080;  // as bits of a bfloat16
 
 float largest_magnitude(std::span<const float> values) {

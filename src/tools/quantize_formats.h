@@ -55,27 +55,9 @@ float nvfp4_global_scale(float largest);
 RoundingError round_to_nvfp4(std::span<const float> weights, float global_scale,
                              std::span<std::uint8_t> codes, std::span<Float8E4M3> scales);
 
-// ---- values of the formats, branch-free so that loops over them become vector code.  Adding
-// 1.5 * 2^23 leaves the nearest whole number, ties to even, in the low bits of a sum.
-
-inline float nearest_whole(float value) {
-    constexpr float magic = 12582912.0f;
-    return (value + magic) - magic;
-}
-
 // The INT4 value nearest to `quotient`, -8..7.
 inline float nearest_int4(float quotient) {
     return nearest_whole(std::min(std::max(quotient, -8.0f), 7.0f));
-}
-
-// The E2M1 value (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives) nearest to `quotient`, ties to
-// the even code.
-inline float nearest_e2m1(float quotient) {
-    const float magnitude = std::min(std::fabs(quotient), 6.0f);
-    // Steps of 1/2 below 2, of 1 below 4, of 2 above.
-    const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
-    const float inverse = magnitude < 2.0f ? 2.0f : magnitude < 4.0f ? 1.0f : 0.5f;
-    return std::copysign(nearest_whole(magnitude * inverse) * step, quotient);
 }
 
 // The code of one of the E2M1 values; zero has no sign.

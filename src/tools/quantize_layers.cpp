@@ -20,12 +20,13 @@ class WatchedPrimitives final : public ops::cpu::CpuPrimitives {
   public:
     using CpuPrimitives::CpuPrimitives;
 
-    void linear(std::span<const ops::Linear> products) override {
-        if (watcher != nullptr && *watcher) (*watcher)(products);
-        CpuPrimitives::linear(products);
-    }
-
     const ProductWatcher* watcher = nullptr;
+
+  protected:
+    void products(std::span<const ops::Linear> ops) override {
+        if (watcher != nullptr && *watcher) (*watcher)(ops);
+        CpuPrimitives::products(ops);
+    }
 };
 
 // The CPU's kernels under the plain composition of stages, every product of which passes by.

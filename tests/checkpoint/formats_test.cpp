@@ -1,5 +1,8 @@
 #include "checkpoint/formats.h"
 
+#include <cmath>
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -226,6 +229,56 @@ TEST(Formats, BothNvfp4DialectsMeanTheSameFactor) {
         EXPECT_EQ(*global_scale(*parts), 1.0f / inverse);
         EXPECT_EQ(global_inverse(*parts), compressed ? inverse : 0.0f);
         EXPECT_EQ(parts->unused.size(), 1u);
+    }
+}
+
+// Scales of inputs are used where they were asked for; both dialects mean the same factor.
+TEST(Formats, InputScalesAreReadWhereTheyAreAskedFor) {
+    for (const bool compressed : {false, true}) {
+        const std::string stem = layer_prefix(1) + "mlp.experts.0.up_proj";
+        const std::string name = stem + (compressed ? ".input_global_scale" : ".input_scale");
+        struct Case {
+            std::optional<std::vector<float>> stored;
+            std::string said;  // empty: it is read
+        };
+        const float factor = compressed ? 40.0f : 1.0f / 40.0f;
+        for (const Case& one : std::vector<Case>{{{{factor}}, ""},
+                                                 {{}, "leave --fp4-activations out"},
+                                                 {{{0.0f}}, "finite positive"},
+                                                 {{{-1.0f}}, "finite positive"},
+                                                 {{{NAN}}, "finite positive"},
+                                                 {{{1.0f, 2.0f}}, "one F32 number"}}) {
+            SmallModel small = small_model(5, small_config(128));
+            std::mt19937_64 random(5);
+            const Shape shape = small.tensors.at(stem + ".weight").shape;
+            small.tensors.erase(stem + ".weight");
+            add_weight(small.tensors, random, stem + ".weight", shape[0], shape[1],
+                       WeightFormat::nvfp4, compressed);
+            small.tensors.erase(name);
+            if (one.stored) {
+                small.tensors[name] = tensor_of(DType::f32, {one.stored->size()}, *one.stored);
+            }
+            const TemporaryFolder folder;
+            small.write(folder.path());
+            const auto checkpoint = Checkpoint::open(folder.path());
+            ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+            const auto unasked = (*checkpoint)->matrix(stem, shape[0], shape[1]);
+            ASSERT_TRUE(unasked.ok()) << unasked.error().message();
+            EXPECT_EQ(unasked->input_scale, 0.0f);
+            (*checkpoint)->use_input_scales();
+            const auto asked = (*checkpoint)->matrix(stem, shape[0], shape[1]);
+            if (one.said.empty()) {
+                ASSERT_TRUE(asked.ok()) << asked.error().message();
+                EXPECT_EQ(asked->input_scale, 1.0f / 40.0f);
+            } else {
+                ASSERT_FALSE(asked.ok());
+                EXPECT_THAT(asked.error().message(), AllOf(HasSubstr(stem), HasSubstr(one.said)));
+            }
+            // Other formats have none and need none.
+            const auto head = (*checkpoint)->matrix("lm_head", 40, 128);
+            ASSERT_TRUE(head.ok()) << head.error().message();
+            EXPECT_EQ(head->input_scale, 0.0f);
+        }
     }
 }
 

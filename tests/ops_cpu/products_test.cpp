@@ -2,6 +2,7 @@
 // threads and company.
 #include <gtest/gtest.h>
 
+#include "ops/fp4_inputs.h"
 #include "ops/reference/reference_primitives.h"
 #include "ops_cpu/random_data.h"
 
@@ -108,6 +109,51 @@ TEST_P(Products, ARowHasTheSameBitsInAnyNumberOfRowsAndThreads) {
                             << rows << " prefill " << (numeric_class == NumericClass::prefill);
                     }
                 }
+            }
+        }
+    }
+}
+
+// Products whose inputs are rounded to FP4 first: those of rounded inputs, in any company, of rows
+// that are chosen too.
+TEST_P(Products, InputsOfFp4AreRoundedBefore) {
+    Random random(23);
+    CpuOps cpu(GetParam());
+    reference::ReferencePrimitives oracle;
+    constexpr std::size_t rows = 9, k = 256;
+    const float input_scale = 0.021f;
+    std::vector<float> x = random.floats(rows * k), rounded(rows * k);
+    round_to_fp4(x, input_scale, rounded);
+    for (const Arithmetic arithmetic : arithmetics) {
+        for (const bool inverse : {false, true}) {
+            StoredMatrix weight = random_matrix(random, WeightFormat::nvfp4, 70, k);
+            const StoredMatrix other = random_matrix(random, WeightFormat::w4a16, 33, k);
+            if (inverse) weight.view.global_inverse = 1 / weight.view.global_scale;
+            // The definition: the codes times their scales, in full.
+            std::vector<float> values = rounded;
+            for (float& value : values)
+                value *= input_scale;
+            std::vector<float> expected(rows * 70), y(rows * 70, -1.0f), beside(rows * 33);
+            const Linear plain{weight.view, rows_of(values, k), rows_of(expected, 70),
+                               Arithmetic::fp32};
+            oracle.linear({&plain, 1});
+            WeightMatrix asked = weight.view;
+            asked.input_scale = input_scale;
+            const Linear set[] = {{other.view, rows_of(x, k), rows_of(beside, 33), arithmetic},
+                                  {asked, rows_of(x, k), rows_of(y, 70), arithmetic}};
+            cpu.ops.linear(set);
+            expect_close(weight.view, values, y, expected);
+            EXPECT_TRUE(bits_equal(beside, product(cpu, other.view, x, arithmetic)));
+
+            const std::uint32_t chosen[] = {7, 0, 7};
+            std::vector<float> some(3 * 70, -1.0f);
+            Linear gathered{asked, rows_of(x, k), rows_of(some, 70), arithmetic};
+            gathered.rows = chosen;
+            cpu.ops.linear({&gathered, 1});
+            for (std::size_t i = 0; i < 3; ++i) {
+                const auto row = y.begin() + static_cast<std::ptrdiff_t>(chosen[i] * 70);
+                EXPECT_TRUE(
+                    std::equal(row, row + 70, some.begin() + static_cast<std::ptrdiff_t>(i * 70)));
             }
         }
     }

@@ -93,6 +93,40 @@ TEST_F(QualityOfNano, AModelEqualsItself) {
     }
 }
 
+// What rounding inputs to FP4 does shows against the same weights without; it is refused where
+// nothing says how.
+TEST_F(QualityOfNano, InputsInFp4AreAnotherModel) {
+    Json config = small_config(128);
+    config["text_config"]["vocab_size"] = 256;
+    const TemporaryFolder root;
+    for (const char* const name : {"made", "bf16"}) {
+        fs::create_directory(root.path() / name);
+        SmallModel small = small_model(2, config, [&](const checkpoint::ExpectedTensor& tensor) {
+            const bool expert = tensor.name.find("mlp.experts.") != std::string::npos;
+            return name == std::string("made") && expert ? ops::WeightFormat::nvfp4
+                                                         : ops::WeightFormat::bf16;
+        });
+        for (auto& [stored, tensor] : small.tensors) {
+            if (!stored.ends_with(".input_scale")) continue;
+            tensor = tensor_of(DType::f32, {}, std::vector<float>{0.002f});
+        }
+        small.write(root.path() / name);
+    }
+    const auto texts = random_texts(3, 256);
+    QualityOptions options{root.path() / "made", root.path() / "made", 1, "cpu", {}};
+    const auto same = compare_quality(texts, tokenizer(), options);
+    ASSERT_TRUE(same.ok()) << same.error().message();
+    EXPECT_EQ(same->back().kl.mean, 0.0);
+    options.fp4_activations = true;
+    const auto rounded = compare_quality(texts, tokenizer(), options);
+    ASSERT_TRUE(rounded.ok()) << rounded.error().message();
+    EXPECT_GT(rounded->back().kl.mean, 1e-8);
+
+    options.other = root.path() / "bf16";
+    EXPECT_THAT(compare_quality(texts, tokenizer(), options).error().message(),
+                AllOf(HasSubstr("--fp4-activations"), HasSubstr("leave it out")));
+}
+
 TEST_F(QualityOfNano, AgreesWithTheScoresOfBothModels) {
     Json config = small_config(128);
     config["text_config"]["vocab_size"] = 256;

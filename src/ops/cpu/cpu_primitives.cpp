@@ -158,7 +158,7 @@ void CpuPrimitives::swiglu(const Swiglu& op) {
 
 // ---- products
 
-void CpuPrimitives::linear(std::span<const Linear> ops) {
+void CpuPrimitives::products(std::span<const Linear> ops) {
     products_.run(ops);
 }
 

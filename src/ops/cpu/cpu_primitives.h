@@ -23,7 +23,6 @@ class CpuPrimitives : public Primitives {
 
     void rms_norm(const RmsNorm& op) override;
     void layer_norm(const LayerNorm& op) override;
-    void linear(std::span<const Linear> ops) override;
 
     void mhc_gates(const MhcGateComputation& op) override;
     void mhc_update(const MhcUpdate& op) override;
@@ -73,6 +72,9 @@ class CpuPrimitives : public Primitives {
     // The products up to the next kda_step() fetch the slots that it and the convolution will read,
     // each thread its own share.  Changes no result.
     void fetch_slots(const KdaSlots& slots, const RowBatch& batch, const NetworkShape& shape);
+
+  protected:
+    void products(std::span<const Linear> ops) override;
 
   private:
     // Floats of each piece of scratch.  The ranking of select_tokens comes on top: eight bytes a

@@ -159,6 +159,11 @@ Status CudaBackend::check_shape(const NetworkShape& shape, std::size_t rows) con
 Result<WeightMatrix> CudaBackend::place(const WeightMatrix& stored, std::string_view name,
                                         WeightUse use) {
     PERCHERON_TRY(use_device());
+    if (stored.input_scale != 0) {
+        return Error(ErrorCode::unsupported,
+                     std::string(name) + ": no kernel of this device rounds inputs to FP4; leave " +
+                         "--fp4-activations out, or compute with --device cpu");
+    }
     return use == WeightUse::rows ? weights_.keep_rows(stored, name) : weights_.pack(stored, name);
 }
 

@@ -5,7 +5,7 @@
 
 namespace percheron::ops::reference {
 
-void ReferencePrimitives::linear(std::span<const Linear> ops) {
+void ReferencePrimitives::products(std::span<const Linear> ops) {
     std::vector<float> weight_row;
     std::vector<float> inputs;
     for (const Linear& op : ops) {

@@ -12,7 +12,6 @@ class ReferencePrimitives : public Primitives {
 
     void rms_norm(const RmsNorm& op) override;
     void layer_norm(const LayerNorm& op) override;
-    void linear(std::span<const Linear> ops) override;
 
     void mhc_gates(const MhcGateComputation& op) override;
     void mhc_update(const MhcUpdate& op) override;
@@ -47,6 +46,9 @@ class ReferencePrimitives : public Primitives {
     void store_context(const StoreContext& op) override;
     void block_attention(const BlockAttention& op) override;
     void block_conv(const BlockConv& op) override;
+
+  protected:
+    void products(std::span<const Linear> ops) override;
 };
 
 }  // namespace percheron::ops::reference
