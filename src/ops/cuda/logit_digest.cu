@@ -106,7 +106,7 @@ __device__ double noise_of(std::uint64_t word) {
 __device__ std::uint8_t leading_ones(std::uint64_t word) {
     return static_cast<std::uint8_t>(min(52, __clzll(static_cast<long long>(~word))));
 }
-constexpr double ln2 = 0.69314718055994531;
+constexpr float ln2 = 0.693147181f;
 
 __device__ double largest_of(double value, double (&of_warp)[warps]) {
 #pragma unroll
@@ -226,40 +226,45 @@ __global__ void __launch_bounds__(threads)
     }
     if (wants_total || wants_plain) {
         const double best = all.best_logit / temperature;
-        double near = 0, distant = 0, plain = 0;
+        double near = 0, plain = 0;
+        // Double precision is slow: most ids are so unlikely that single will do.
+        float distant = 0;
+        const auto inverse_single = static_cast<float>(inverse);
         for (int i = thread; i < count; i += threads) {
-            if (wants_total && logits[i] == logits[i]) {
-                const double x = logits[i] * inverse - best;
-                if (x > -16.0)
-                    near += exp(x);
+            const float x = (logits[i] - all.best_logit) * inverse_single;
+            if (wants_total && x == x) {
+                if (x > -4.0f)
+                    near += exp(logits[i] / temperature - best);
                 else
-                    distant += __expf(static_cast<float>(x));
+                    distant += __expf(x);
             }
             if (wants_plain) plain += exp(double{row_logits[i]} - all.largest);
         }
         near = sum_of(near, shared.sums[0]);
-        distant = sum_of(distant, shared.sums[1]);
+        const double all_distant = sum_of(distant, shared.sums[1]);
         plain = sum_of(plain, shared.sums[2]);
         if (thread == 0) {
             shared.total = near;
-            shared.distant = distant;
+            shared.distant = all_distant;
             shared.plain_total = plain;
         }
     }
     double noisy_best = -INFINITY;
     if (wants_noisy) {
         const double least = all.best_logit / temperature + noise_of(noise_word(request, all.best));
-        double threshold = least;
+        // Most ids are ruled out in single precision, with a hair for its roundings.
+        const float slack = 1e-3f + 1e-6f * static_cast<float>(fabs(all.best_logit * inverse));
+        const auto inverse_single = static_cast<float>(inverse);
+        auto threshold = static_cast<float>(least) - slack;
         for (int i = thread; i < count; i += threads) {
             const float logit = logits[i];
             if (logit != logit) continue;
             const std::uint64_t word = noise_word(request, static_cast<std::uint32_t>(first + i));
             const std::uint8_t ones = leading_ones(word);
             reaches[i] = ones;
-            // A hair for the roundings here and of the noise.
-            if (logit * inverse + (ones + 1) * ln2 + 1e-6 < threshold) continue;
+            if (fmaf(logit, inverse_single, (ones + 1) * ln2) < threshold) continue;
             noisy_best = fmax(noisy_best, logit / temperature + noise_of(word));
-            threshold = fmax(threshold, noisy_best);
+            threshold = fmaxf(threshold, static_cast<float>(noisy_best) - slack);
         }
         noisy_best = fmax(largest_of(noisy_best, shared.sums[0]), least);
         if (thread == 0) shared.noisy_best = noisy_best;
@@ -278,8 +283,7 @@ __global__ void __launch_bounds__(threads)
         }
         if (wants_total) {
             digest.total = total + distant;
-            // Distant ones are single precision: their exponents are below 2^7.
-            digest.total_error = 1e-4 * distant + 1e-11 * total;
+            digest.total_error = 2e-5 * distant + 1e-11 * total;
         }
         if (wants_plain) digest.plain_total = plain;
     }
@@ -287,9 +291,13 @@ __global__ void __launch_bounds__(threads)
         for (int other = 0; other < row_blocks; ++other)
             noisy_best = fmax(noisy_best, cluster.map_shared_rank(&shared, other)->noisy_best);
         const double least = noisy_best - LogitDigest::noisy_margin;
+        const float slack = 1e-3f + 1e-6f * static_cast<float>(fabs(all.best_logit * inverse));
+        const auto inverse_single = static_cast<float>(inverse);
+        const float threshold = static_cast<float>(least) - slack;
         for (int i = thread; i < count; i += threads) {
             const float logit = logits[i];
-            if (logit != logit || logit * inverse + (reaches[i] + 1) * ln2 + 1e-6 < least) continue;
+            if (logit != logit || fmaf(logit, inverse_single, (reaches[i] + 1) * ln2) < threshold)
+                continue;
             const auto id = static_cast<std::uint32_t>(first + i);
             if (logit / temperature + noise_of(noise_word(request, id)) < least) continue;
             const int place = atomicAdd(&front.noisy_count, 1);
