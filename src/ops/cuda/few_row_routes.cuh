@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/few_row_kernel.cuh"
+#include "ops/cuda/shared_rows_kernel.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -42,6 +43,10 @@ template <WeightFormat format>
 Status launch_product(FewRowLaunch& launch, bool swiglu, const LaunchContext& context) {
     switch (shared_groups(launch, swiglu, context)) {
         case 8:
+            if constexpr (format == WeightFormat::bf16) {
+                const int block_warps = swiglu ? 0 : shared_rows_warps(launch, context);
+                if (block_warps > 0) return launch_shared_rows(launch, block_warps, context);
+            }
             return swiglu ? launch_kernel<format, 8, 2, 1, 1, true>(launch, context)
                           : launch_kernel<format, 8, 2, 1, 1, false>(launch, context);
         case 4:
