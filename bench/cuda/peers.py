@@ -2,6 +2,8 @@
 flash-linear-attention where it can be imported.  Prints medians of CUDA graph replays in
 microseconds, data rotated past the second-level cache."""
 
+import ctypes
+import os
 import statistics
 import sys
 import traceback
@@ -72,8 +74,9 @@ def kda():
 def kda_prompt():
     from fla.ops.kda import chunk_kda
     heads, dim = 64, 128
+    # Once round for its autotuner, which takes minutes.
     with torch.inference_mode():
-        for tokens in (1024, 8192, 65536):
+        for warms, tokens in [(w, t) for w in (True, False) for t in (1024, 8192, 65536)]:
             make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
             q, k, v, g = (make(1, tokens, heads, dim) for _ in range(4))
             beta = make(1, tokens, heads)
@@ -84,8 +87,49 @@ def kda_prompt():
                 q, k, v, g, beta, A_log=a_log, dt_bias=bias, initial_state=state,
                 output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
                 use_beta_sigmoid_in_kernel=True, safe_gate=True, lower_bound=-5.0)
-            us = time_graph([call] * 3)
-            print(f"fla chunk_kda {tokens} tokens: {us:.1f} us", flush=True)
+            if warms:
+                call()
+                torch.cuda.synchronize()
+                print(f"fla chunk_kda {tokens} tokens: tuned", flush=True)
+                continue
+            peer = time_graph([call] * 3)
+            own = own_kda(heads, tokens, a_log, bias, state)
+            print(f"KDA prefill {tokens} tokens: fla chunk_kda {peer:.1f} us, here "
+                  f"{'library not found' if own is None else f'{own:.1f} us'}", flush=True)
+
+
+def own_kda(heads, tokens, a_log, bias, state):
+    """The engine's kernels on random inputs of their own types, from libkda_peer.so."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkda_peer.so")
+    library = os.environ.get("PERCHERON_KDA_PEER", beside)
+    try:
+        peer = ctypes.CDLL(library)
+    except OSError:
+        return None
+    peer.percheron_kda_bytes.restype = ctypes.c_size_t
+    width = heads * 128
+    make = lambda *shape: torch.randn(*shape, device="cuda")
+    # As many rows a step as the engine's largest, the state going on.
+    rows = min(tokens, 8192)
+    sequences = torch.tensor([[0, rows, at, at, rows, 0, 0] for at in range(0, tokens, rows)],
+                             dtype=torch.int32, device="cuda")
+    of_row = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    inputs = [make(rows, 3 * width), make(rows, heads), make(rows, width), make(rows, width),
+              make(3 * width, 4), a_log, bias, make(128), state.clone(), make(4, 3 * width)]
+    prepared = torch.empty(peer.percheron_kda_bytes(heads, rows), dtype=torch.uint8, device="cuda")
+    mixed, output = make(rows, width), make(rows, width).to(torch.bfloat16)
+    pointer = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
+
+    def call():
+        for sequence in sequences:
+            code = peer.percheron_kda(
+                heads, rows, *map(pointer, inputs), pointer(sequence), pointer(of_row),
+                pointer(prepared), pointer(mixed), pointer(output),
+                ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+            if code != 0:
+                raise RuntimeError("the engine's KDA did not start")
+
+    return time_graph([call] * 3)
 
 
 def attention():

