@@ -21,10 +21,12 @@ constexpr double most_surprise_at_first = 0.7;
 constexpr double most_surprise = 0.25;
 constexpr double steps_until_known = 4;
 
-// Surprises that are believed: so large, so many in a row.  A number of rows was met lately if it
+// Surprises that are believed: so large, so many in a row; of fast steps fewer, for a machine with
+// other work is slow by accident and never fast.  A number of rows was met lately if it
 // was among so many steps.
 constexpr double large_surprise = 0.35;
-constexpr int surprises_to_believe = 3;
+constexpr int slow_to_believe = 6;
+constexpr int fast_to_believe = 2;
 constexpr double lately = 100;
 
 // A row is never taken for less than this share of a step of one row.
@@ -99,13 +101,14 @@ bool StepCosts::believes(Node& node, double surprise) const {
         return false;
     }
     if (std::fabs(surprise) < std::fabs(node.least)) node.least = surprise;
-    if (++node.alike < surprises_to_believe) return false;
+    if (++node.alike < (surprise > 0 ? slow_to_believe : fast_to_believe)) return false;
     node.alike = 0;
     return true;
 }
 
 void StepCosts::move_level(const Node& moved, double by) {
     level_ += by;
+    ++moves_;
     for (Node& node : nodes_) {
         const bool lately_met = node.last > 0 && observed_ - node.last < lately;
         if (&node != &moved && lately_met) node.correction -= by;

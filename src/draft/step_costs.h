@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 namespace percheron::draft {
 
@@ -37,6 +38,8 @@ class StepCosts {
     // A step that ran to be measured, at the start, where the machine may have had other work.
     void probe(double rows, double seconds);
     bool known() const { return observed_ > 0; }
+    // How often large surprises were believed; what is known of other rows may be out of date then.
+    std::uint32_t moves() const { return moves_; }
     // Rises with the rows, at least a little.
     double seconds(double rows) const;
 
@@ -73,6 +76,7 @@ class StepCosts {
     std::array<Node, rows_of_a_node.size()> nodes_;
     double level_ = 0;  // logarithm
     double observed_ = 0;
+    std::uint32_t moves_ = 0;
 };
 
 }  // namespace percheron::draft

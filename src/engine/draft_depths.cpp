@@ -89,9 +89,12 @@ void DraftDepths::learn(Sequence& sequence, std::uint32_t drafted, const draft::
 
 void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,
                            double seconds) {
+    const std::uint32_t moves = step_costs_.moves();
     step_costs_.observe(rows, seconds);
     const double took = seconds + pass_seconds_;
     plain_steps_ += rows == sequences ? 1 : 0;
+    // Where times have changed, drafted and plain steps are compared anew.
+    if (step_costs_.moves() != moves) plain_steps_ = 0;
     allowance_.grow(took);
     seconds_a_token_ = step_costs_.seconds(sequences) / sequences;
     for (std::uint32_t proposer = 0; proposer < accounts_.size(); ++proposer) {

@@ -84,7 +84,7 @@ class DraftDepths {
     double pass_seconds_ = 0;        // since the latest step
     std::uint32_t drafters_ = 0;     // of the step under way, a bit each
     std::uint32_t drafted_run_ = 0;  // steps in a row with drafts
-    std::uint32_t plain_steps_ = 0;  // without, ever
+    std::uint32_t plain_steps_ = 0;  // without, since times changed
     std::uint32_t passed_ = nobody;  // whose passes the latest step had
     double gain_ = 1;                // of the latest choice over none, as expected
     double seconds_a_token_ = 0;     // of a step without drafts

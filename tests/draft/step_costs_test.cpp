@@ -87,8 +87,8 @@ TEST(StepCosts, BeyondWhatWasMeasuredAStepGrowsAsItDidBefore) {
         EXPECT_NEAR(costs.seconds(rows), line(rows), 0.1 * line(rows)) << rows;
 }
 
-// A machine that was busy while steps were probed shows itself in the first three steps of any
-// number of rows; the others are taken to have been as wrong.
+// A machine that was busy while steps were probed shows itself in the first two steps of any number
+// of rows, one that got slower since in six; the others are taken to have been as wrong.
 TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
     for (const double busy : {0.4, 2.0, 5.0}) {
         for (const double met : {1.0, 2.0, 8.0}) {
@@ -96,14 +96,16 @@ TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
             for (int round = 0; round < 3; ++round)
                 for (const double rows : {1.0, 2.0, 4.0, 8.0, 9.0, 16.0, 17.0, 32.0})
                     costs.probe(rows, busy * curve(rows));
+            // Meanwhile single steps have moved what is believed of the rows met by themselves.
+            const double near = busy > 1 ? 0.15 : 0.25;
             const double ratio = costs.seconds(8) / costs.seconds(1);
-            for (int i = 0; i < 2; ++i)
+            for (int i = 1; i < (busy > 1 ? 2 : 6); ++i)
                 costs.observe(met, curve(met));
             EXPECT_GT(std::fabs(std::log(costs.seconds(1) / curve(1))), 0.4) << busy << ", " << met;
             costs.observe(met, curve(met));
-            EXPECT_NEAR(costs.seconds(1), curve(1), 0.15 * curve(1)) << busy << ", " << met;
-            EXPECT_NEAR(costs.seconds(8), curve(8), 0.15 * curve(8)) << busy << ", " << met;
-            EXPECT_NEAR(costs.seconds(8) / costs.seconds(1), ratio, 0.12 * ratio);
+            EXPECT_NEAR(costs.seconds(1), curve(1), near * curve(1)) << busy << ", " << met;
+            EXPECT_NEAR(costs.seconds(8), curve(8), near * curve(8)) << busy << ", " << met;
+            EXPECT_NEAR(costs.seconds(8) / costs.seconds(1), ratio, near * ratio);
         }
     }
 }
