@@ -162,7 +162,7 @@ Status prefill_experts(const PrefillExperts& product, float swiglu_limit,
     launch.limit = swiglu_limit;
     PrefillSegment& s = launch.segments[0];
     PERCHERON_TRY(describe_rows(s.x, product.x, product.pairs, product.k, product.x_stride,
-                                tile_rows_of(product.format, swiglu, true)));
+                                grouped_box_rows));
     s.y = product.y;
     s.y_stride = product.y_stride;
     s.y_rows = swiglu ? PrefillRows::ordered_bf16 : PrefillRows::f32;

@@ -7,7 +7,8 @@
 //     block of 128 columns is summed from zero and added times its scale by one fused multiply-add.
 //   * Weights are widened to bf16 without loss: w4a16 codes minus 8, e4m3 codes, and of nvfp4 the
 //     code times its block's scale, whose global scale multiplies the result.
-//   * Tiles are the same for every number of rows, an expert's 128 of its rows.
+//   * Tiles are of 128 or 256 rows; an expert's last tile is multiplied as one of 64 or 32 where
+//     it has no more, which changes no row's sums.
 //
 // With `up` the two matrices are multiplied by the same x and
 //   y[r, o] = silu(min(gate, limit)) * clamp(up, -limit, limit)   (fp32, then bf16)

@@ -233,18 +233,26 @@ __device__ inline void copy_tiles(const PrefillLaunch& launch, int units, std::u
         const std::uint8_t* from = weights + static_cast<std::size_t>(min(own, s.tiles - 1)) *
                                                  launch.blocks * block_bytes(format);
         const int stages = launch.blocks * Size::stages_a_block;
+        // Of x as many boxes of rows as the tile has rows.
+        constexpr int tiles = consumers * group_tiles, column_boxes = Size::stage_k / 64;
+        const int row_boxes =
+            launch.groups != nullptr ? (tile.rows + grouped_box_rows - 1) / grouped_box_rows : 1;
+        const int row_box = (lane - tiles) / column_boxes;
+        const int column_box = (lane - tiles) - row_box * column_boxes;
+        const int box_bytes = (launch.groups != nullptr ? grouped_box_rows : tile_columns) * 128;
+        const int bytes = Size::copied_bytes - Size::x_bytes + row_boxes * column_boxes * box_bytes;
         for (int stage = 0; stage < stages; ++stage) {
             wait_for_barrier(empty + 8 * slot, phase ^ 1);
             const std::uint32_t to = ring + slot * Size::stage_bytes, barrier = full + 8 * slot;
-            if (lane == 0) expect_bytes(barrier, Size::copied_bytes);
+            if (lane == 0) expect_bytes(barrier, bytes);
             __syncwarp();
-            constexpr int tiles = consumers * group_tiles;
             if (lane < tiles) {
                 copy_bytes(to + Size::x_bytes + lane * Size::piece_bytes, from, Size::piece_bytes,
                            barrier);
-            } else if (const int box = lane - tiles; box < Size::stage_k / 64) {
-                copy_box(to + box * tile_columns * 128, s.x,
-                         tile.x_column + stage * Size::stage_k + box * 64, tile.x_row, barrier);
+            } else if (row_box < row_boxes) {
+                copy_box(to + column_box * tile_columns * 128 + row_box * box_bytes, s.x,
+                         tile.x_column + stage * Size::stage_k + column_box * 64,
+                         tile.x_row + row_box * grouped_box_rows, barrier);
             }
             from += Size::piece_bytes;
             if (++slot == Size::depth) {
@@ -272,7 +280,6 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
         swizzled_rows(static_cast<std::uint32_t>(__cvta_generic_to_shared(ring)));
     int slot = 0, phase = 0;
 
-    float block_sum[by_block ? sums : 1] = {};
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const PrefillTile tile = tile_at<tile_columns, swiglu>(launch, unit);
         const PrefillSegment& s = launch.segments[tile.segment];
@@ -285,17 +292,14 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
         wait_for_barrier(full + 8 * slot, phase);
         load_stage<format, products>(own_piece + slot * Size::stage_bytes, lane, constants, a[0],
                                      scale[0]);
-        const auto stage = [&](auto now) {
-            constexpr int here = now.value, next = 1 - here;
+        const auto stage = [&](auto now, auto wide, auto& products_sum) {
+            constexpr int here = now.value, next = 1 - here, width = wide.value;
             begin_products();
 #pragma unroll
             for (int i = 0; i < products; ++i) {
                 const std::uint64_t rows =
                     x + (slot * Size::stage_bytes + i / 4 * tile_columns * 128 + i % 4 * 32) / 16;
-                if constexpr (by_block)
-                    multiply_tile<tile_columns>(block_sum, a[here][i], rows, i > 0);
-                else
-                    multiply_tile<tile_columns>(sum, a[here][i], rows, 1);
+                multiply_tile<width>(products_sum, a[here][i], rows, !by_block || i > 0);
             }
             end_products();
             if constexpr (!by_block) {
@@ -318,29 +322,43 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
             }
             if constexpr (by_block) {
                 wait_for_products<0>();
-                keep(block_sum);
+                keep(products_sum);
                 keep(a[here]);
                 if (lane == 0) arrive(empty + 8 * this_slot);
 #pragma unroll
-                for (int i = 0; i < sums; ++i)
-                    sum[i] = fmaf(block_sum[i], i % 4 < 2 ? scale[here].x : scale[here].y, sum[i]);
+                for (int i = 0; i < width / 2; ++i)
+                    sum[i] =
+                        fmaf(products_sum[i], i % 4 < 2 ? scale[here].x : scale[here].y, sum[i]);
             } else {
                 before = this_slot;
             }
         };
-        while (true) {
-            stage(std::integral_constant<int, 0>());
-            if (left == 0) break;
-            stage(std::integral_constant<int, 1>());
-            if (left == 0) break;
-        }
-        if constexpr (!by_block) {
-            wait_for_products<0>();
-            keep(sum);
-            keep(a[0]);
-            keep(a[1]);
-            if (lane == 0) arrive(empty + 8 * before);
-        }
+        const auto all_stages = [&](auto wide) {
+            float products_sum[wide.value / 2] = {};  // of a block, or of all
+            while (true) {
+                stage(std::integral_constant<int, 0>(), wide, products_sum);
+                if (left == 0) break;
+                stage(std::integral_constant<int, 1>(), wide, products_sum);
+                if (left == 0) break;
+            }
+            if constexpr (!by_block) {
+                wait_for_products<0>();
+                keep(products_sum);
+                keep(a[0]);
+                keep(a[1]);
+                if (lane == 0) arrive(empty + 8 * before);
+#pragma unroll
+                for (int i = 0; i < wide.value / 2; ++i)
+                    sum[i] = products_sum[i];
+            }
+        };
+        // Experts have few rows often enough; a row's sums are the same in a product of fewer.
+        if (tile_columns == 128 && tile.rows <= 32)
+            all_stages(std::integral_constant<int, 32>());
+        else if (tile_columns == 128 && tile.rows <= 64)
+            all_stages(std::integral_constant<int, 64>());
+        else
+            all_stages(std::integral_constant<int, tile_columns>());
 
         // ---- results
         if constexpr (format == WeightFormat::nvfp4) {

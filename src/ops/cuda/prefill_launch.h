@@ -13,7 +13,7 @@ namespace percheron::ops::cuda {
 
 // One matrix, or gate and up, of a launch.
 struct PrefillSegment {
-    CUtensorMap x;  // boxes of 64 columns and a tile's rows
+    CUtensorMap x;  // boxes of 64 columns and a tile's rows, of experts fewer
     const std::uint8_t* weight[2];
     float scale[2];
     void* y;
@@ -43,6 +43,9 @@ struct PrefillLaunch {
 // Of x, [rows][x_stride] with `columns` used, in boxes of `box_rows`.
 Status describe_rows(CUtensorMap& map, const __nv_bfloat16* x, int rows, int columns, int x_stride,
                      int box_rows);
+
+// Rows of a box of an expert's rows: as many boxes are read as the expert's tile has.
+inline constexpr int grouped_box_rows = 32;
 
 // Rows of a tile, and the launch; a format's kernels are compiled in a file of their own
 // (prefill_bf16.cu and so on).
