@@ -109,6 +109,81 @@ std::vector<float> whole_life(Machine& machine, const std::vector<TokenId>& ids,
     return logits;
 }
 
+// How far rows of logits are from what is expected.
+struct Agreement {
+    double median = 0;
+    std::size_t close = 0;  // rows below 0.1
+};
+Agreement agreement(const std::vector<float>& ours, const std::vector<float>& expected,
+                    std::size_t vocabulary) {
+    std::vector<double> differences;
+    Agreement result;
+    for (std::size_t at = 0; at < expected.size(); at += vocabulary) {
+        differences.push_back(difference(ours.data() + at, expected.data() + at, vocabulary));
+        result.close += differences.back() < 0.1;
+    }
+    const auto middle = differences.begin() + static_cast<std::ptrdiff_t>(differences.size() / 2);
+    std::nth_element(differences.begin(), middle, differences.end());
+    result.median = *middle;
+    return result;
+}
+
+// The same weights, but what decides the decays of KDA is a little off.
+class NudgedDecays final : public model::WeightSource {
+  public:
+    NudgedDecays(model::WeightSource& inner, float by) : inner_(inner), by_(by) {}
+    bool has(std::string_view name) const override { return inner_.has(name); }
+    Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override {
+        return inner_.matrix(stem, n, k);
+    }
+    Status vector(std::string_view name, std::span<float> out) override {
+        PERCHERON_TRY(inner_.vector(name, out));
+        if (name.ends_with("A_log") || name.ends_with("dt_bias")) {
+            for (float& value : out)
+                value *= 1.0f + by_;
+        }
+        return {};
+    }
+
+  private:
+    model::WeightSource& inner_;
+    float by_;
+};
+
+// `bytes` of one machine's memory to the other's; how many were others there.
+std::size_t copy_between(const Machine& from, const void* source, const Machine& to, void* target,
+                         std::size_t bytes) {
+    std::vector<std::uint8_t> own(bytes), there(bytes);
+    from.backend->copy_to_host(own.data(), source, bytes);
+    to.backend->copy_to_host(there.data(), target, bytes);
+    to.backend->copy_from_host(target, own.data(), bytes);
+    std::size_t changed = 0;
+    for (std::size_t i = 0; i < bytes; ++i)
+        changed += own[i] != there[i];
+    return changed;
+}
+
+// Every page of latents and pooled keys; how many bytes were others.
+std::size_t copy_latents(const Machine& from, const Machine& to, std::size_t pages) {
+    const ops::LatentPages& source = from.caches->views().latent[0];
+    const ops::LatentPages& target = to.caches->views().latent[0];
+    return copy_between(from, source.latents, to, target.latents,
+                        pages * source.latent_page_bytes) +
+           copy_between(from, source.pooled, to, target.pooled, pages * source.pooled_page_bytes);
+}
+
+// Every slot's states and rings.
+void copy_slots(const Machine& from, const Machine& to, std::size_t slots) {
+    const model::CacheViews source = from.caches->views(), target = to.caches->views();
+    const auto copy = [&](const float* a, float* b, std::size_t stride) {
+        copy_between(from, a, to, b, slots * stride * sizeof(float));
+    };
+    copy(source.kda[0].state, target.kda[0].state, source.kda[0].state_stride);
+    copy(source.kda[0].conv, target.kda[0].conv, source.kda[0].conv_stride);
+    copy(source.kda[0].kept, target.kda[0].kept, source.kda[0].kept_stride);
+    copy(source.latent[0].tails, target.latent[0].tails, source.latent[0].tail_stride);
+}
+
 }  // namespace
 
 KERNEL_TEST(network_against_the_reference) {
@@ -135,30 +210,90 @@ KERNEL_TEST(network_against_the_reference) {
         const auto expected = whole_life(reference, ids, 139, 64);
         CHECK_THAT(ours.size() == expected.size() && ours.size() == 150 * config.vocabulary,
                    "%s: %zu logits, %zu expected", one.name, ours.size(), expected.size());
-        // A choice of experts or pools may fall the other way where two are almost equal, which
-        // moves such a row and those after it; most rows must agree closely all the same.
-        std::vector<double> differences;
-        std::size_t close = 0;
-        for (std::size_t row = 0; row < 150; ++row) {
-            const double d =
-                difference(ours.data() + row * config.vocabulary,
-                           expected.data() + row * config.vocabulary, config.vocabulary);
-            differences.push_back(d);
-            close += d < 0.1;
-        }
-        std::nth_element(differences.begin(), differences.begin() + 75, differences.end());
+        const Agreement got = agreement(ours, expected, config.vocabulary);
         std::printf("    %s: median of max|d|/RMS %.4f, %zu of 150 rows below 0.1\n", one.name,
-                    differences[75], close);
-        // In fp8 a latent that rounds the other way is a sixteenth off, and where rounding falls
-        // changes with the order of sums.  Medians with KDA in chunks were 0.035 to 0.052 on four
-        // prompts, 0.079 on one since its exponentials became quick; that nothing else is in
-        // them has not been shown.
-        const bool coarse = one.kv_dtype == DType::f8_e4m3;
-        CHECK_THAT(differences[75] < (coarse ? 0.15 : 0.05), "%s: median difference %.4f", one.name,
-                   differences[75]);
-        CHECK_THAT(close >= (coarse ? 60u : 120u), "%s: only %zu of 150 rows are close", one.name,
-                   close);
+                    got.median, got.close);
+        // A choice of experts or pools may fall the other way where two are almost equal, which
+        // moves such a row and those after it; most rows must agree closely all the same.  In fp8
+        // a latent that rounds the other way is a sixteenth off, so that rows are moved further:
+        // by how much, the reference shows, whose decays are moved by what the kernels promise.
+        double limit = 0.05;
+        std::size_t least_close = 120;
+        if (one.kv_dtype == DType::f8_e4m3) {
+            for (const float by : {5e-5f, -5e-5f}) {
+                NudgedDecays nudged(weights, by);
+                Machine other(ops::reference::make_reference_backend(ops::Arithmetic::standard),
+                              config, nudged, 8, 2, one.kv_dtype);
+                const Agreement own =
+                    agreement(whole_life(other, ids, 139, 64), expected, config.vocabulary);
+                std::printf("    the reference with decays moved by %.0e: %.4f, %zu rows\n",
+                            static_cast<double>(by), own.median, own.close);
+                limit = std::max(limit, 1.5 * own.median);
+                least_close = std::min(least_close, own.close * 3 / 4);
+            }
+        }
+        CHECK_THAT(got.median < limit, "%s: median difference %.4f of at most %.4f", one.name,
+                   got.median, limit);
+        CHECK_THAT(got.close >= least_close, "%s: only %zu of 150 rows are close, not %zu",
+                   one.name, got.close, least_close);
     }
+}
+
+// With the same fp8 bytes in the caches the numbers agree as they do in bf16: what the case above
+// allows fp8 caches is the rounding of what is written, not how it is read.
+KERNEL_TEST(network_reads_the_same_fp8_caches_alike) {
+    const model::ModelConfig config = cuda_config();
+    std::vector<double> differences;
+    std::size_t codes = 0, other_codes = 0;
+    for (const std::uint64_t seed : {3, 4, 5, 6}) {
+        const std::vector<TokenId> ids = tests::random_tokens(200, config.vocabulary, seed);
+        const std::span<const TokenId> all(ids);
+        FormattedWeights weights(5, all_bf16);
+        Machine cuda = Machine::on_cuda(config, weights, 8, 2, DType::f8_e4m3);
+        Machine reference(ops::reference::make_reference_backend(ops::Arithmetic::standard), config,
+                          weights, 8, 2, DType::f8_e4m3);
+        SequenceRunner ours(*cuda.network, cuda.caches->views(), RequestSlot(1), pages_from(2, 4));
+        SequenceRunner expected(*reference.network, reference.caches->views(), RequestSlot(1),
+                                pages_from(2, 4));
+        std::size_t done = 0;
+        // Both go on from our caches after every step, so that what differs is the step's own.
+        copy_latents(cuda, reference, 8);
+        for (const std::size_t rows : {64, 64, 61}) {
+            const auto a = Machine::must(ours.prefill(all.subspan(done, rows), 64));
+            const auto b = Machine::must(expected.prefill(all.subspan(done, rows), 64));
+            if (done > 0) {
+                for (std::size_t row = 0; row < rows; ++row)
+                    differences.push_back(difference(a.data() + row * config.vocabulary,
+                                                     b.data() + row * config.vocabulary,
+                                                     config.vocabulary));
+            }
+            done += rows;
+            codes += rows * static_cast<std::size_t>(reference.caches->shape().bytes_per_token());
+            other_codes += copy_latents(cuda, reference, 8);
+            copy_slots(cuda, reference, 2);
+        }
+        while (done < ids.size()) {
+            const auto a = Machine::must(ours.decode(all.subspan(done, 1)));
+            const auto b = Machine::must(expected.decode(all.subspan(done, 1)));
+            differences.push_back(difference(a.data(), b.data(), config.vocabulary));
+            ++done;
+            copy_latents(cuda, reference, 8);
+            copy_slots(cuda, reference, 2);
+        }
+    }
+    const std::size_t close = static_cast<std::size_t>(
+        std::count_if(differences.begin(), differences.end(), [](double d) { return d < 0.1; }));
+    std::nth_element(differences.begin(), differences.begin() + differences.size() / 2,
+                     differences.end());
+    const double median = differences[differences.size() / 2];
+    std::printf(
+        "    median of max|d|/RMS %.4f, %zu of %zu rows below 0.1; %zu of %zu codes differed\n",
+        median, close, differences.size(), other_codes, codes);
+    CHECK_THAT(other_codes > 0 && other_codes < codes / 4, "%zu of %zu codes differ", other_codes,
+               codes);
+    CHECK_THAT(median < 0.05, "median difference %.4f", median);
+    CHECK_THAT(close * 5 >= differences.size() * 4, "only %zu of %zu rows are close", close,
+               differences.size());
 }
 
 KERNEL_TEST(network_chunks_and_graphs_change_no_bit) {
