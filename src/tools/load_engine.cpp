@@ -14,6 +14,7 @@
 #include "engine/memory_plan.h"
 #include "model/mtp_layer.h"
 #include "model/network.h"
+#include "model/trunk_weights.h"
 #include "model/vision_tower.h"
 #include "tools/devices.h"
 #include "tools/expert_memory.h"
@@ -116,6 +117,15 @@ Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
     return disk;
 }
 
+// Rows of a prompt's step.  On a GPU an expert's weights come from memory once a step, so that it
+// takes many rows to hide them; a kernel that cannot take so many says so.
+std::uint32_t prompt_rows_of(const ops::Backend& backend, const model::ModelConfig& config) {
+    constexpr std::uint32_t many = 2048, few = engine::SchedulerOptions{}.prefill_rows;
+    const bool takes_many =
+        backend.has_own_memory() && backend.check_shape(model::shape_of(config), many).ok();
+    return takes_many ? many : few;
+}
+
 }  // namespace
 
 Bytes default_prefix_disk_size(Bytes free, Bytes held, Bytes least) {
@@ -137,13 +147,15 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     }
 
     model::NetworkOptions network_options;
-    const engine::SchedulerOptions& rows = options.scheduler;
-    network_options.max_rows = std::max(rows.prefill_rows, rows.decode_rows);
+    engine::SchedulerOptions scheduler = options.scheduler;
     engine::NetworkParts parts;
     parts.weights = source.weights;
     PERCHERON_ASSIGN(parts.backend,
                      make_backend({options.device, options.threads, options.arithmetic}, config,
-                                  network_options.max_rows));
+                                  std::max(scheduler.prefill_rows, scheduler.decode_rows)));
+    if (scheduler.prefill_rows == 0)
+        scheduler.prefill_rows = prompt_rows_of(*parts.backend, config);
+    network_options.max_rows = std::max(scheduler.prefill_rows, scheduler.decode_rows);
 
     const bool has_mtp = config.mtp_layers > 0 && parts.backend->mtp() != nullptr;
     PERCHERON_ASSIGN(const draft::DraftOptions drafting, choose_drafting(options.draft, has_mtp));
@@ -259,7 +271,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         options.model_name.empty() ? last_name(options.folder) : options.model_name;
     engine_options.context_tokens = plan.context;
     engine_options.max_queued = options.max_queued.value_or(engine_options.max_queued);
-    engine_options.scheduler = options.scheduler;
+    engine_options.scheduler = scheduler;
     engine_options.scheduler.pages = plan.pages;
     engine_options.scheduler.max_running = plan.max_running;
     engine_options.scheduler.draft_rows = draft_rows;

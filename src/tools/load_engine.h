@@ -44,8 +44,9 @@ struct LoadOptions {
     bool loop_guard = true;                        // the same
     std::optional<std::uint64_t> seed;             // of the seeds given to requests that name none
     DraftWish draft;
-    // Rows of the steps and shares between them; pages and max_running come from the plan.
-    engine::SchedulerOptions scheduler;
+    // Rows of the steps and shares between them; pages and max_running come from the plan, and
+    // prefill_rows of 0 from the device.
+    engine::SchedulerOptions scheduler = {.prefill_rows = 0};
     std::function<void(const engine::StepRecord&)> on_step;
     std::function<void(const engine::MemoryPlan&)> on_plan;  // before anything large is loaded
 };
