@@ -28,7 +28,8 @@ __device__ inline std::uint32_t mixed(std::uint32_t x) {
 }
 
 // bf16 in (-scale, scale), uniform.
-static __global__ void fill_bf16(__nv_bfloat16* out, std::size_t count, float scale, std::uint32_t seed) {
+static __global__ void fill_bf16(__nv_bfloat16* out, std::size_t count, float scale,
+                                 std::uint32_t seed) {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
     for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
          i += stride)
@@ -50,7 +51,7 @@ static __global__ void fill_bytes(std::uint8_t* out, std::size_t count) {
 
 // Pages of fp8 rows: any codes but NaN's, and scales of 2^-7 behind each share's `values` of them.
 static __global__ void fill_rows(std::uint8_t* out, std::size_t count, std::size_t share,
-                          std::size_t values) {
+                                 std::size_t values) {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
     for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
          i += stride) {

@@ -10,12 +10,11 @@ extern "C" std::size_t percheron_kda_bytes(int heads, int rows) {
     return cuda::kda_prompt_bytes(heads, (rows + 63) / 64);
 }
 
-// 0: launched on `stream`.  sequence: a DeviceSequence's seven numbers; of_row: zeros.
+// 0: launched on `stream`.  sequence: a DeviceSequence's seven numbers.
 extern "C" int percheron_kda(int heads, int rows, const float* projections, const float* beta,
                              const float* decay, const float* gate, const float* conv,
                              const float* a_log, const float* dt_bias, const float* out_norm,
-                             float* state, float* history, const void* sequence,
-                             const std::uint32_t* of_row, void* prepared, float* mixed,
+                             float* state, float* history, const void* sequence, void* prepared,
                              void* output, cudaStream_t stream) {
     const int width = heads * 128;
     cuda::KdaPrompt prompt;
@@ -35,11 +34,8 @@ extern "C" int percheron_kda(int heads, int rows, const float* projections, cons
     prompt.slots = {state, 0, history, 0, nullptr, 0, 4};
     prompt.sequences = static_cast<const cuda::DeviceSequence*>(sequence);
     prompt.sequence_count = 1;
-    prompt.rows = rows;
-    prompt.sequence_of_row = of_row;
     prompt.prepared = static_cast<std::byte*>(prepared);
     prompt.prepared_chunks = (rows + 63) / 64;
-    prompt.mixed = mixed;
     prompt.output = static_cast<__nv_bfloat16*>(output);
     const std::uint32_t count = static_cast<std::uint32_t>(rows);
     const percheron::Status status = cuda::kda_prompt(prompt, {&count, 1}, {stream, 132, false});

@@ -113,18 +113,17 @@ def own_kda(heads, tokens, a_log, bias, state):
     rows = min(tokens, 8192)
     sequences = torch.tensor([[0, rows, at, at, rows, 0, 0] for at in range(0, tokens, rows)],
                              dtype=torch.int32, device="cuda")
-    of_row = torch.zeros(rows, dtype=torch.int32, device="cuda")
     inputs = [make(rows, 3 * width), make(rows, heads), make(rows, width), make(rows, width),
               make(3 * width, 4), a_log, bias, make(128), state.clone(), make(4, 3 * width)]
     prepared = torch.empty(peer.percheron_kda_bytes(heads, rows), dtype=torch.uint8, device="cuda")
-    mixed, output = make(rows, width), make(rows, width).to(torch.bfloat16)
+    output = make(rows, width).to(torch.bfloat16)
     pointer = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
 
     def call():
         for sequence in sequences:
             code = peer.percheron_kda(
-                heads, rows, *map(pointer, inputs), pointer(sequence), pointer(of_row),
-                pointer(prepared), pointer(mixed), pointer(output),
+                heads, rows, *map(pointer, inputs), pointer(sequence),
+                pointer(prepared), pointer(output),
                 ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
             if code != 0:
                 raise RuntimeError("the engine's KDA did not start")

@@ -7,9 +7,14 @@
 
 #include "cuda/cublas_peer.h"
 #include "cuda/measure.h"
+#include "ops/cuda/latent_attention.h"
+#include "ops/cuda/mhc_turn.h"
+#include "ops/cuda/prefill_attention.h"
 #include "ops/cuda/prefill_gemm.h"
 #include "ops/cuda/prefill_kda.h"
 #include "ops/cuda/prefill_rows.h"
+#include "ops/cuda/prefill_select.h"
+#include "ops/cuda/prefill_turn.h"
 
 using namespace percheron;
 using namespace percheron::bench;
@@ -212,7 +217,7 @@ void bench_kda(int rows) {
                 "inputs");
     };
     const std::size_t all = static_cast<std::size_t>(rows) * width;
-    OnDevice<float> projections(3 * all), decay(all), gate(all), mixed(all),
+    OnDevice<float> projections(3 * all), decay(all), gate(all),
         beta(static_cast<std::size_t>(rows) * heads), conv(12u * width), a_log(heads), bias(width),
         norm(128), state(128u * width), history(3u * ring * width);
     for (auto* memory :
@@ -220,8 +225,6 @@ void bench_kda(int rows) {
         fill(*memory);
     OnDevice<std::byte> prepared(ops::cuda::kda_prompt_bytes(heads, chunks));
     OnDevice<__nv_bfloat16> output(all);
-    const OnDevice<std::uint32_t> of_row(
-        std::vector<std::uint32_t>(static_cast<std::size_t>(rows), 0u));
     const auto count = static_cast<std::uint32_t>(rows);
     const OnDevice<ops::cuda::DeviceSequence> sequence(
         std::vector<ops::cuda::DeviceSequence>{{0, count, 0, 0, count, 0, 0}});
@@ -242,16 +245,179 @@ void bench_kda(int rows) {
     prompt.slots = {state.data(), 0, history.data(), 0, nullptr, 0, ring};
     prompt.sequences = sequence.data();
     prompt.sequence_count = 1;
-    prompt.rows = rows;
-    prompt.sequence_of_row = of_row.data();
     prompt.prepared = prepared.data();
     prompt.prepared_chunks = chunks;
-    prompt.mixed = mixed.data();
     prompt.output = output.data();
     const double us = microseconds(3, [&](cudaStream_t stream, int) {
         must(ops::cuda::kda_prompt(prompt, {&count, 1}, {stream, multiprocessors, false}));
     });
     std::printf("kda, 64 heads, %5d rows: %.1f us\n", rows, us);
+}
+
+// One sequence whose last `rows` rows see up to `context` tokens: index scores and choice, then
+// attention, beside the kernels of generated rows, 64 at a time as those come.
+void bench_attention(int context, int rows) {
+    constexpr int heads = 64, latent = 512, index_heads = 32, dim = 128, topk = 2048;
+    constexpr int stride = topk + 4;
+    const int pages = (context + 63) / 64, pools = context / 4;
+    const RandomRows latents(static_cast<std::size_t>(pages) * 64 * latent),
+        pooled(static_cast<std::size_t>(pages) * 16 * dim),
+        absorbed(static_cast<std::size_t>(rows) * heads * latent),
+        query(static_cast<std::size_t>(rows) * index_heads * dim);
+    check::Random random(9);
+    const OnDevice<float> weights(
+        check::normals(random, static_cast<std::size_t>(rows) * index_heads));
+    std::vector<std::uint32_t> table(static_cast<std::size_t>(pages));
+    for (int p = 0; p < pages; ++p)
+        table[p] = static_cast<std::uint32_t>((p * 37LL) % pages);
+    const OnDevice<std::uint32_t> page_memory(table),
+        of_row(std::vector<std::uint32_t>(static_cast<std::size_t>(rows)));
+    const auto count = static_cast<std::uint32_t>(rows);
+    const auto first = static_cast<std::uint32_t>(context - rows);
+    const OnDevice<ops::cuda::DeviceSequence> sequence(
+        std::vector<ops::cuda::DeviceSequence>{{0, count, first, first, count, 0, 0}});
+    OnDevice<std::uint32_t> positions(static_cast<std::size_t>(rows) * stride), counts(count);
+    OnDevice<float> scores(static_cast<std::size_t>(rows) * pools),
+        partial(ops::cuda::attention_partial_floats(heads, topk + 3, 64));
+    OnDevice<__nv_bfloat16> read(static_cast<std::size_t>(rows) * heads * latent);
+    ops::LatentPages cached;
+    cached.latents = latents.data();
+    cached.latent_dtype = cached.pooled_dtype = DType::bf16;
+    cached.latent_page_bytes = 64 * latent * 2;
+    cached.pooled = pooled.data();
+    cached.pooled_page_bytes = 16 * dim * 2;
+    const auto batch = [&](int from, int some) {
+        return ops::cuda::DeviceBatch{some,
+                                      sequence.data(),
+                                      1,
+                                      of_row.data() + from,
+                                      page_memory.data(),
+                                      static_cast<std::uint32_t>(from)};
+    };
+    const auto selection = [&](int from, int some) {
+        ops::cuda::TokenSelection op;
+        op.heads = index_heads;
+        op.topk = topk;
+        op.query = query.data() + static_cast<std::size_t>(from) * index_heads * dim;
+        op.query_stride = index_heads * dim;
+        op.head_weight = weights.data() + from * index_heads;
+        op.head_weight_stride = index_heads;
+        op.pages = cached;
+        op.batch = batch(from, some);
+        op.most_pools = pools;
+        op.scores = scores.data();
+        op.positions = positions.data() + static_cast<std::size_t>(from) * stride;
+        op.positions_stride = stride;
+        op.counts = counts.data() + from;
+        return op;
+    };
+    const auto report_rows = [&](const char* name, double us, double operations) {
+        std::printf("%-34s context %6d, %4d rows: %9.1f us, %6.3f a row, %6.1f TFLOP/s\n", name,
+                    context, rows, us, us / rows, rate(operations * rows, us));
+        std::fflush(stdout);
+    };
+    const double score_operations = 2.0 * pools * index_heads * dim;
+    const double attention_operations = 4.0 * topk * heads * latent;
+    const double chosen = microseconds(2, [&](cudaStream_t stream, int) {
+        must(ops::cuda::take_best_pools(selection(0, rows), {stream, multiprocessors, false}));
+    });
+    report_rows("choice alone", chosen, 0);
+    const double both = microseconds(2, [&](cudaStream_t stream, int) {
+        must(ops::cuda::select_prompt_tokens(selection(0, rows), {stream, multiprocessors, false}));
+    });
+    report_rows("scores, without the choice", both - chosen, score_operations);
+    report_rows("scores and choice of prompts", both, score_operations);
+    report_rows(
+        "of generated rows",
+        microseconds(
+            1,
+            [&](cudaStream_t stream, int) {
+                for (int from = 0; from < rows; from += 64)
+                    must(ops::cuda::select_tokens(selection(from, std::min(64, rows - from)),
+                                                  {stream, multiprocessors, false}));
+            },
+            3),
+        score_operations);
+    report_rows("attention of prompts",
+                microseconds(2,
+                             [&](cudaStream_t stream, int) {
+                                 must(ops::cuda::prompt_attention(
+                                     {heads, 1.0f / 16.0f, absorbed.data(), cached, batch(0, rows),
+                                      positions.data(), stride, counts.data(), read.data()},
+                                     {stream, multiprocessors, false}));
+                             }),
+                attention_operations);
+    report_rows(
+        "of generated rows",
+        microseconds(
+            1,
+            [&](cudaStream_t stream, int) {
+                for (int from = 0; from < rows; from += 64) {
+                    const auto at = static_cast<std::size_t>(from);
+                    ops::cuda::SelectedAttention op;
+                    op.heads = heads;
+                    op.scale = 1.0f / 16.0f;
+                    op.absorbed = absorbed.data() + at * heads * latent;
+                    op.pages = cached;
+                    op.batch = batch(from, std::min(64, rows - from));
+                    op.positions = positions.data() + at * stride;
+                    op.positions_stride = stride;
+                    op.counts = counts.data() + at;
+                    op.most_tokens = topk + 3;
+                    op.partial = partial.data();
+                    op.read = read.data() + at * heads * latent;
+                    must(ops::cuda::selected_attention(op, {stream, multiprocessors, false}));
+                }
+            },
+            3),
+        attention_operations);
+}
+
+// With an expert layer's output, as most turns have it.
+void bench_turn(int rows) {
+    constexpr int hidden = 4096, chosen = 8;
+    const auto all = static_cast<std::size_t>(rows);
+    check::Random random(5);
+    const auto some = check::normals(random, 1 << 20);
+    OnDevice<float> streams(all * 4 * hidden), output(all * hidden), pairs(all * chosen * hidden),
+        weights(all * chosen), post(all * 4), comb(all * 16), wide(all * hidden),
+        partial(all * ops::cuda::prompt_turn_floats(hidden));
+    for (auto* memory : {&streams, &output, &pairs, &weights, &post, &comb})
+        for (std::size_t at = 0; at < memory->size(); at += some.size())
+            require(
+                cudaMemcpy(memory->data() + at, some.data(),
+                           std::min(some.size(), memory->size() - at) * 4, cudaMemcpyHostToDevice),
+                "inputs");
+    const RandomRows fn(std::size_t{24} * 4 * hidden);
+    const OnDevice<float> base(check::normals(random, 24)), scale(check::normals(random, 3)),
+        norm(check::normals(random, hidden));
+    OnDevice<__nv_bfloat16> parts(all * ops::cuda::row_parts * hidden), raised(all * hidden);
+    ops::cuda::HyperConnectionTurn turn;
+    turn.rows = rows;
+    turn.hidden = hidden;
+    turn.streams = streams.data();
+    turn.output = output.data();
+    turn.pairs = {chosen, weights.data(), pairs.data()};
+    turn.post = post.data();
+    turn.comb = comb.data();
+    turn.next = {fn.data(), base.data(), scale.data(), norm.data()};
+    turn.normed = parts.data();
+    turn.raised = raised.data();
+    turn.normed_wide = wide.data();
+    // Streams, an output and eight experts' come in, streams, a row in parts, raised and wide go
+    // out.
+    const double bytes = all * hidden * (4.0 * 4 * 3 + 4 + 4 * chosen + 2 * 3 + 2 + 4);
+    const auto print = [&](const char* name, double us) {
+        std::printf("turn %-20s %5d rows: %9.1f us, %6.3f a row, %6.0f GB/s\n", name, rows, us,
+                    us / rows, bytes / us * 1e-3);
+        std::fflush(stdout);
+    };
+    print("of prompts", microseconds(4, [&](cudaStream_t stream, int) {
+              must(ops::cuda::prompt_turn(turn, partial.data(), {stream, multiprocessors, false}));
+          }));
+    print("of generated rows", microseconds(4, [&](cudaStream_t stream, int) {
+              must(ops::cuda::mhc_turn(turn, {stream, multiprocessors, false}));
+          }));
 }
 
 }  // namespace
@@ -272,6 +438,15 @@ int main(int argc, char** argv) {
     if (wanted("kda")) {
         for (const int rows : {1024, 2048, 8192})
             bench_kda(rows);
+    }
+    if (wanted("attention")) {
+        for (const int context : {8192, 262144})
+            bench_attention(context, 256);
+        bench_attention(8192, 2048);
+    }
+    if (wanted("turn")) {
+        bench_turn(512);
+        bench_turn(2048);
     }
     if (wanted("dense")) {
         for (const DenseCase& one : dense)

@@ -1,6 +1,7 @@
-// prompt_bench [LAYERS [FORMAT]]: whole prompts of 4K to 262K tokens through full-size layers with
-// random weights: tokens a second by rows of a step, and where the time goes, stage by stage, at
-// several places of the longest.  Stages are timed in steps of their own, with a wait behind each.
+// prompt_bench [LAYERS [FORMAT [LONGEST]]]: whole prompts of 4K to 262K tokens through full-size
+// layers with random weights: tokens a second by rows of a step, and where the time goes, stage by
+// stage, at several places of the longest.  Stages are timed in steps of their own, with a wait
+// behind each.
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -165,16 +166,17 @@ class Bench {
 int main(int argc, char** argv) {
     const std::size_t layers = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 8;
     WeightFormat experts = WeightFormat::w4a16;
-    for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8_block,
-                                      WeightFormat::nvfp4, WeightFormat::w4a16}) {
+    for (const WeightFormat format :
+         {WeightFormat::bf16, WeightFormat::fp8_block, WeightFormat::nvfp4, WeightFormat::w4a16}) {
         if (argc > 2 && ops::name_of(format) == argv[2]) experts = format;
     }
+    const std::size_t longest = argc > 3 ? std::strtoul(argv[3], nullptr, 10) : Bench::longest;
     Bench bench(layers, experts);
     bench.rate(16384, Bench::most_rows);  // warms up
     for (const std::size_t rows : {512, 2048, 8192}) {
         std::printf("steps of %zu rows:", rows);
         for (const std::size_t tokens : {4096, 16384, 65536, 262144}) {
-            if (rows == 512 && tokens > 16384) continue;
+            if (tokens > longest || (rows == 512 && tokens > 16384)) continue;
             std::printf("  %zu tokens %.0f tokens/s", tokens, bench.rate(tokens, rows));
             std::fflush(stdout);
         }
@@ -187,7 +189,8 @@ int main(int argc, char** argv) {
                                       {8192, 8192},
                                       {131072, 2048},
                                       {262144 - 8192, 2048},
-                                      {262144 - 8192, 8192}})
-        bench.stages(first, rows);
+                                      {262144 - 8192, 8192}}) {
+        if (first + rows <= longest) bench.stages(first, rows);
+    }
     return 0;
 }

@@ -1,4 +1,5 @@
 #include "ops/cuda/mhc_turn.h"
+#include "ops/cuda/prefill_turn.h"
 #include "ops/reference/reference_primitives.h"
 #include "ops_cuda/check.h"
 #include "ops_cuda/support.h"
@@ -52,7 +53,8 @@ struct TurnResult {
     std::vector<float> streams, post, comb, normed, summed, normed_wide, tap;
 };
 
-TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std::size_t rows) {
+TurnResult run(const Turn& turn, bool prompt, bool update, bool last, std::size_t first,
+               std::size_t rows) {
     const auto cut = [&](const std::vector<float>& values, std::size_t width) {
         return std::vector<float>(values.begin() + first * width,
                                   values.begin() + (first + rows) * width);
@@ -83,7 +85,9 @@ TurnResult run(const Turn& turn, bool update, bool last, std::size_t first, std:
     op.normed = parts.data();
     op.normed_wide = normed_wide.data();
     op.tap = tap.data();
-    CHECK_OK(ops::cuda::mhc_turn(op, {}));
+    OnDevice<float> partial(rows * ops::cuda::prompt_turn_floats(op.hidden));
+    partial.poison();
+    CHECK_OK(prompt ? ops::cuda::prompt_turn(op, partial.data(), {}) : ops::cuda::mhc_turn(op, {}));
     // The first parts, and the sums of all.
     const std::vector<float> all = widened(parts.download());
     std::vector<float> normed, summed;
@@ -139,15 +143,13 @@ TurnResult reference(const Turn& turn, bool update, bool last) {
     return result;
 }
 
-}  // namespace
-
-KERNEL_TEST(mhc_turn_against_the_reference) {
+void turn_against_the_reference(bool prompt, std::size_t rows, std::size_t alone_row) {
     Random random(31);
     for (std::size_t hidden : {64u, 384u, 4096u}) {
-        const Turn turn(random, 9, hidden);
+        const Turn turn(random, rows, hidden);
         for (bool update : {false, true}) {
             for (bool last : {false, true}) {
-                const TurnResult got = run(turn, update, last, 0, turn.rows);
+                const TurnResult got = run(turn, prompt, update, last, 0, turn.rows);
                 const TurnResult expected = reference(turn, update, last);
                 const auto check = [&](const char* what, const std::vector<float>& a,
                                        const std::vector<float>& b, double limit) {
@@ -164,14 +166,43 @@ KERNEL_TEST(mhc_turn_against_the_reference) {
                            "hidden %zu: the parts do not add up", hidden);
                 check("normed, unrounded", got.normed_wide, expected.normed_wide, 1e-5);
                 // Alone: the same bits.
-                const TurnResult alone = run(turn, update, last, 4, 1);
-                CHECK_THAT(std::memcmp(alone.normed_wide.data(),
-                                       got.normed_wide.data() + 4 * hidden, hidden * 4) == 0 &&
-                               std::memcmp(alone.comb.data(), got.comb.data() + 64, 64) == 0 &&
-                               std::memcmp(alone.streams.data(), got.streams.data() + 16 * hidden,
-                                           hidden * 16) == 0,
-                           "hidden %zu: a row alone has other bits", hidden);
+                const TurnResult alone = run(turn, prompt, update, last, alone_row, 1);
+                CHECK_THAT(
+                    std::memcmp(alone.normed_wide.data(),
+                                got.normed_wide.data() + alone_row * hidden, hidden * 4) == 0 &&
+                        std::memcmp(alone.comb.data(), got.comb.data() + alone_row * 16, 64) == 0 &&
+                        std::memcmp(alone.streams.data(),
+                                    got.streams.data() + alone_row * 4 * hidden, hidden * 16) == 0,
+                    "hidden %zu: a row alone has other bits", hidden);
             }
         }
+    }
+}
+
+}  // namespace
+
+KERNEL_TEST(mhc_turn_against_the_reference) {
+    turn_against_the_reference(false, 9, 4);
+}
+
+KERNEL_TEST(prefill_turn_against_the_reference) {
+    turn_against_the_reference(true, 1, 0);
+    turn_against_the_reference(true, 45, 29);
+}
+
+// A prompt's rows in any cut: the same bits.
+KERNEL_TEST(prefill_turn_of_any_rows) {
+    Random random(33);
+    const Turn turn(random, 1000, 512);
+    const TurnResult whole = run(turn, true, true, false, 0, turn.rows);
+    for (const auto& [first, rows] :
+         {std::pair<std::size_t, std::size_t>{0, 64}, {64, 65}, {7, 333}, {1, 999}}) {
+        const TurnResult some = run(turn, true, true, false, first, rows);
+        CHECK_THAT(
+            std::memcmp(some.normed_wide.data(), whole.normed_wide.data() + first * 512,
+                        rows * 512 * 4) == 0 &&
+                std::memcmp(some.comb.data(), whole.comb.data() + first * 16, rows * 64) == 0 &&
+                std::memcmp(some.post.data(), whole.post.data() + first * 4, rows * 16) == 0,
+            "%zu rows from %zu have other bits", rows, first);
     }
 }

@@ -72,17 +72,15 @@ Output run(const Weights& weights, Slots& memory, const Inputs& inputs,
     OnDevice<float> projections(inputs.projections), beta(inputs.beta), decay(inputs.decay),
         gate(inputs.gate), conv(weights.conv), a_log(weights.a_log), dt_bias(weights.dt_bias),
         out_norm(weights.out_norm);
-    std::vector<std::uint32_t> sequence_of_row(inputs.rows), row_counts;
-    for (std::size_t i = 0; i < sequences.size(); ++i) {
-        row_counts.push_back(sequences[i].row_count);
-        std::fill_n(sequence_of_row.begin() + sequences[i].first_row, sequences[i].row_count,
-                    static_cast<std::uint32_t>(i));
-    }
-    const OnDevice<std::uint32_t> of_row(sequence_of_row);
+    std::vector<std::uint32_t> row_counts;
+    for (const auto& sequence : sequences)
+        row_counts.push_back(sequence.row_count);
     const OnDevice<ops::cuda::DeviceSequence> on_device(sequences);
     OnDevice<std::byte> prepared(
         ops::cuda::kda_prompt_bytes(static_cast<int>(heads), prepared_chunks));
     OnDevice<__nv_bfloat16> output(inputs.rows * channels);
+    OnDevice<float> mixed(inputs.rows * channels);
+    mixed.poison();
     prepared.poison();
     output.poison();
     ops::cuda::KdaPrompt prompt;
@@ -102,16 +100,14 @@ Output run(const Weights& weights, Slots& memory, const Inputs& inputs,
     prompt.slots = {state.data(), state_size, history_memory.data(), history, nullptr, 0, ring};
     prompt.sequences = on_device.data();
     prompt.sequence_count = static_cast<int>(sequences.size());
-    prompt.rows = static_cast<int>(inputs.rows);
-    prompt.sequence_of_row = of_row.data();
     prompt.prepared = prepared.data();
     prompt.prepared_chunks = prepared_chunks;
-    prompt.mixed = decay.data();  // as the stage has it
+    prompt.mixed = mixed.data();
     prompt.output = output.data();
     CHECK_OK(ops::cuda::kda_prompt(prompt, row_counts, {}));
     const auto ordered = output.download();
     Output result;
-    result.mixed = decay.download();
+    result.mixed = mixed.download();
     result.normed.resize(ordered.size());
     for (std::size_t row = 0; row < inputs.rows; ++row) {
         for (std::size_t c = 0; c < channels; ++c)

@@ -2,6 +2,9 @@
 #include <numeric>
 
 #include "ops/cuda/latent_attention.h"
+#include "ops/cuda/prefill_attention.h"
+#include "ops/cuda/prefill_gemm.h"
+#include "ops/cuda/prefill_select.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/reference/reference_primitives.h"
 #include "ops/stored_rows.h"
@@ -155,7 +158,7 @@ struct Selected {
 
 Selected select_on_device(const Caches& caches, std::size_t heads,
                           const std::vector<__nv_bfloat16>& query,
-                          const std::vector<float>& weights) {
+                          const std::vector<float>& weights, bool prompt) {
     const OnDeviceCaches device(caches);
     const OnDevice<__nv_bfloat16> query_memory(query);
     const OnDevice<float> weight_memory(weights);
@@ -181,7 +184,7 @@ Selected select_on_device(const Caches& caches, std::size_t heads,
     op.positions = positions.data();
     op.positions_stride = positions_width;
     op.counts = counts.data();
-    CHECK_OK(ops::cuda::select_tokens(op, {}));
+    CHECK_OK(prompt ? ops::cuda::select_prompt_tokens(op, {}) : ops::cuda::select_tokens(op, {}));
     return {positions.download(), counts.download()};
 }
 
@@ -204,9 +207,7 @@ std::vector<double> reference_scores(const Caches& caches, std::size_t sequence,
     return scores;
 }
 
-}  // namespace
-
-KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
+void takes_the_best_pools_in_order(bool prompt) {
     Random random(21);
     for (const auto& [heads, dtype] : {std::pair<std::size_t, DType>{4, DType::bf16},
                                        {32, DType::bf16},
@@ -217,10 +218,10 @@ KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
                       dtype);
         const auto query = as_bf16(normals(random, caches.rows() * heads * dim));
         const auto weights = normals(random, caches.rows() * heads);
-        const Selected got = select_on_device(caches, heads, query, weights);
+        const Selected got = select_on_device(caches, heads, query, weights, prompt);
         // Keys in fp8 are scored as the numbers they stand for.
         caches.dtype = DType::bf16;
-        const Selected same = select_on_device(caches, heads, query, weights);
+        const Selected same = select_on_device(caches, heads, query, weights, prompt);
         for (std::size_t row = 0; row < caches.rows(); ++row)
             CHECK_THAT(std::ranges::equal(got.row(row), same.row(row)),
                        "%s: row %zu chooses otherwise than of the same numbers in bf16",
@@ -271,7 +272,7 @@ KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
     }
 }
 
-KERNEL_TEST(select_tokens_ties_go_to_the_lower_pool) {
+void ties_go_to_the_lower_pool(bool prompt) {
     Random random(22);
     constexpr std::size_t heads = 8;
     for (const auto& [distinct, dtype] :
@@ -285,7 +286,7 @@ KERNEL_TEST(select_tokens_ties_go_to_the_lower_pool) {
                         caches.pooled.begin() + p * dim);
         const auto query = as_bf16(normals(random, caches.rows() * heads * dim));
         const auto weights = normals(random, caches.rows() * heads);
-        const Selected got = select_on_device(caches, heads, query, weights);
+        const Selected got = select_on_device(caches, heads, query, weights, prompt);
         for (std::size_t s = 0; s < caches.sequences.size(); ++s) {
             const auto& sequence = caches.sequences[s];
             for (std::uint32_t i = 0; i < sequence.row_count; ++i) {
@@ -309,7 +310,17 @@ KERNEL_TEST(select_tokens_ties_go_to_the_lower_pool) {
     }
 }
 
-KERNEL_TEST(latent_attention_against_the_reference) {
+// Rows that were ordered (prefill_rows.h).
+std::vector<__nv_bfloat16> in_reading_order(const std::vector<__nv_bfloat16>& rows) {
+    std::vector<__nv_bfloat16> result(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const std::size_t c = i % 32, q = c / 8, p = c / 4 % 2, h = c / 2 % 2, e = c % 2;
+        result[i] = rows[i / 32 * 32 + 16 * p + 8 * h + 2 * q + e];
+    }
+    return result;
+}
+
+void attention_against_the_reference(bool prompt) {
     Random random(23);
     for (DType dtype : {DType::bf16, DType::f8_e4m3}) {
         for (std::size_t heads : {2u, 16u, 36u}) {
@@ -364,8 +375,12 @@ KERNEL_TEST(latent_attention_against_the_reference) {
             const auto run = [&] {
                 read.poison();
                 partial.poison();
-                CHECK_OK(ops::cuda::selected_attention(op, {}));
-                return read.download();
+                CHECK_OK(prompt ? ops::cuda::prompt_attention(
+                                      {op.heads, op.scale, op.absorbed, op.pages, op.batch,
+                                       op.positions, op.positions_stride, op.counts, op.read},
+                                      {})
+                                : ops::cuda::selected_attention(op, {}));
+                return prompt ? in_reading_order(read.download()) : read.download();
             };
             const auto got = run();
             for (std::size_t row = 0; row < rows; ++row) {
@@ -411,4 +426,89 @@ KERNEL_TEST(latent_attention_against_the_reference) {
                        "%zu heads: bits change without neighbours", heads);
         }
     }
+}
+
+// A prompt's rows, some of which see so much that they choose: the same bits in any company.
+void prompt_rows_in_any_company() {
+    Random random(24);
+    constexpr std::size_t heads = 64, index_heads = 32;
+    for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+        Caches caches(random, {{2000, 150}, {6000, 70}, {64, 30}}, dtype);
+        const std::size_t rows = caches.rows();
+        const auto query = as_bf16(normals(random, rows * index_heads * dim));
+        const auto weights = normals(random, rows * index_heads);
+        const auto absorbed = as_bf16(normals(random, rows * heads * latent, 0.7f));
+        const OnDeviceCaches device(caches);
+        const OnDevice<__nv_bfloat16> query_memory(query), absorbed_memory(absorbed);
+        const OnDevice<float> weight_memory(weights);
+        constexpr std::size_t most = 6070 / pool;
+        OnDevice<float> scores(rows * most);
+        OnDevice<std::uint32_t> positions(rows * positions_width), counts(rows);
+        OnDevice<__nv_bfloat16> read(rows * heads * latent);
+        const auto run = [&](std::size_t first, std::size_t count) {
+            scores.poison();
+            positions.poison();
+            read.poison();
+            ops::cuda::TokenSelection op;
+            op.heads = index_heads;
+            op.topk = topk;
+            op.query = query_memory.data() + first * index_heads * dim;
+            op.query_stride = index_heads * dim;
+            op.head_weight = weight_memory.data() + first * index_heads;
+            op.head_weight_stride = index_heads;
+            op.pages = device.view;
+            op.batch = device.batch();
+            op.batch.rows = static_cast<int>(count);
+            op.batch.first_row = static_cast<std::uint32_t>(first);
+            op.batch.sequence_of_row += first;
+            op.most_pools = static_cast<int>(most);
+            op.scores = scores.data();
+            op.positions = positions.data();
+            op.positions_stride = positions_width;
+            op.counts = counts.data();
+            CHECK_OK(ops::cuda::select_prompt_tokens(op, {}));
+            CHECK_OK(ops::cuda::prompt_attention(
+                {static_cast<int>(heads), 1.0f / 16.0f,
+                 absorbed_memory.data() + first * heads * latent, device.view, op.batch,
+                 positions.data(), positions_width, counts.data(), read.data()},
+                {}));
+            return read.download();
+        };
+        const auto whole = run(0, rows);
+        for (const auto& [first, count] : {std::pair<std::size_t, std::size_t>{0, 64},
+                                           {64, 65},
+                                           {3, 200},
+                                           {149, 1},
+                                           {150, 100}}) {
+            const auto some = run(first, count);
+            CHECK_THAT(std::memcmp(some.data(), whole.data() + first * heads * latent,
+                                   count * heads * latent * 2) == 0,
+                       "%s: %zu rows from %zu have other bits", std::string(name_of(dtype)).c_str(),
+                       count, first);
+        }
+    }
+}
+
+}  // namespace
+
+KERNEL_TEST(select_tokens_takes_the_best_pools_in_order) {
+    takes_the_best_pools_in_order(false);
+}
+KERNEL_TEST(select_tokens_ties_go_to_the_lower_pool) {
+    ties_go_to_the_lower_pool(false);
+}
+KERNEL_TEST(latent_attention_against_the_reference) {
+    attention_against_the_reference(false);
+}
+KERNEL_TEST(prefill_select_takes_the_best_pools_in_order) {
+    if (ops::cuda::has_prefill_kernels()) takes_the_best_pools_in_order(true);
+}
+KERNEL_TEST(prefill_select_ties_go_to_the_lower_pool) {
+    if (ops::cuda::has_prefill_kernels()) ties_go_to_the_lower_pool(true);
+}
+KERNEL_TEST(prefill_attention_against_the_reference) {
+    if (ops::cuda::has_prefill_kernels()) attention_against_the_reference(true);
+}
+KERNEL_TEST(prefill_attention_in_any_company) {
+    if (ops::cuda::has_prefill_kernels()) prompt_rows_in_any_company();
 }

@@ -6,6 +6,7 @@
 #include "ops/cuda/cuda_stages.h"
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/prefill_gemm.h"
+#include "ops/cuda/prefill_turn.h"
 
 namespace percheron::ops {
 namespace cuda {
@@ -28,6 +29,11 @@ class Buffer final : public BackendBuffer {
 // Page tables of a step: room for a few sequences of the full context, or one page a row.
 std::size_t page_room(const NetworkShape& shape, std::size_t rows) {
     return std::max(4 * (shape.context_limit / page_tokens + 1), 16 * rows);
+}
+
+// What a row's turn in a prompt hands from one kernel to the next.
+std::size_t turn_bytes(const NetworkShape& shape) {
+    return prompt_turn_floats(static_cast<int>(shape.hidden)) * sizeof(float);
 }
 
 }  // namespace
@@ -191,6 +197,7 @@ Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
     return stage_scratch_bytes(shape, rows) +
            rows * (row_parts + 2) * shape.hidden * sizeof(__nv_bfloat16) +
+           rows * turn_bytes(shape) +
            logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
            CudaDigests::bytes(logit_rows, shape.vocabulary) +
            StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
@@ -211,6 +218,8 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(ordered_memory_,
                      DeviceMemory::allocate(rows * shape.hidden * sizeof(__nv_bfloat16),
                                             "the products' inputs"));
+    PERCHERON_ASSIGN(turn_memory_, DeviceMemory::allocate(rows * turn_bytes(shape),
+                                                          "a prompt's hyper-connections"));
     PERCHERON_ASSIGN(logits_memory_,
                      DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
                                                           shape.hidden * sizeof(__nv_bfloat16)),

@@ -1,8 +1,12 @@
 // Stages that a prompt's rows go through in another way than generated ones.
+#include <algorithm>
+
 #include "ops/cuda/cuda_stages.h"
+#include "ops/cuda/prefill_attention.h"
 #include "ops/cuda/prefill_gemm.h"
 #include "ops/cuda/prefill_kda.h"
 #include "ops/cuda/prefill_rows.h"
+#include "ops/cuda/prefill_select.h"
 #include "ops/cuda/stage_products.h"
 
 namespace percheron::ops::cuda {
@@ -33,13 +37,31 @@ void CudaBackend::prompt_kda(const KdaWeights& weights, const KdaSlots& slots,
     prompt.slots = slots;
     prompt.sequences = batch_.view().sequences;
     prompt.sequence_count = batch_.view().sequence_count;
-    prompt.rows = batch_.view().rows;
-    prompt.sequence_of_row = batch_.view().sequence_of_row;
     prompt.prepared = scratch.prepared;
     prompt.prepared_chunks = scratch.prepared_chunks;
-    prompt.mixed = scratch.decay;
     prompt.output = scratch.mixed;
     note(kda_prompt(prompt, row_counts, context_));
+}
+
+void CudaBackend::prompt_attention_of(const LatentPages& pages, const SparseScratch& s,
+                                      int most_pools) {
+    // As many rows' scores at a time as there is room for.
+    const auto rows = static_cast<std::size_t>(batch_.view().rows);
+    const std::size_t room = s.score_count / static_cast<std::size_t>(most_pools);
+    for (std::size_t first = 0; first < rows; first += room)
+        note(select_prompt_tokens(
+            selection_of(pages, s, most_pools, first, std::min(room, rows - first)), context_));
+    PromptAttention attention;
+    attention.heads = static_cast<int>(shape_.attention_heads);
+    attention.scale = attention_scale();
+    attention.absorbed = s.absorbed;
+    attention.pages = pages;
+    attention.batch = batch_.view();
+    attention.positions = s.positions;
+    attention.positions_stride = s.positions_stride;
+    attention.counts = s.counts;
+    attention.read = s.read;
+    note(prompt_attention(attention, context_));
 }
 
 void CudaBackend::prompt_experts(const ExpertsWeights& weights, int rows, Activations x,

@@ -1,12 +1,11 @@
 #include "ops/cuda/cuda_stages.h"
 
-#include <cmath>
-
 #include "ops/cuda/embed_rows.h"
 #include "ops/cuda/kda_step.h"
 #include "ops/cuda/latent_attention.h"
 #include "ops/cuda/mhc_turn.h"
 #include "ops/cuda/prefill_rows.h"
+#include "ops/cuda/prefill_turn.h"
 #include "ops/cuda/select_tokens.h"
 #include "ops/cuda/sparse_rows.h"
 #include "ops/cuda/stage_products.h"
@@ -148,7 +147,10 @@ void CudaBackend::mhc_turn(const MhcTurn& turn, const RowBatch& batch) {
     op.raised = raised_rows();
     op.normed_wide = floats(turn.normed);
     op.tap = static_cast<float*>(const_cast<void*>(tap));
-    note(cuda::mhc_turn(op, context_));
+    if (prompt_)
+        note(prompt_turn(op, reinterpret_cast<float*>(turn_memory_.data()), context_));
+    else
+        note(cuda::mhc_turn(op, context_));
     parts_from_ = turn.normed.data;
 }
 
@@ -281,41 +283,11 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     multiply({&absorb, 1}, rows,
              rows == 1 ? WeightsAhead{{packed_view(weights.out)}, 1, 5} : WeightsAhead{});
 
-    for (std::size_t first = 0; first < all_rows; first += attention_rows) {
-        const std::size_t count = std::min(attention_rows, all_rows - first);
-        TokenSelection selection;
-        selection.heads = static_cast<int>(shape_.index_heads);
-        selection.topk = static_cast<int>(shape_.index_topk);
-        selection.query = s.index_query + first * static_cast<std::size_t>(index_width);
-        selection.query_stride = index_width;
-        selection.head_weight =
-            raw + first * static_cast<std::size_t>(s.stride) + s.head_weights_at;
-        selection.head_weight_stride = s.stride;
-        selection.pages = pages;
-        selection.batch = batch_.rows(first, count);
-        selection.most_pools = most_pools;
-        selection.scores = s.scores;
-        selection.positions = s.positions + first * static_cast<std::size_t>(s.positions_stride);
-        selection.positions_stride = s.positions_stride;
-        selection.counts = s.counts + first;
-        note(select_tokens(selection, context_));
-
-        SelectedAttention attention;
-        attention.heads = heads;
-        attention.scale = 1.0f / std::sqrt(static_cast<float>(keys));
-        attention.absorbed = s.absorbed + first * static_cast<std::size_t>(heads * latent);
-        attention.pages = pages;
-        attention.batch = selection.batch;
-        attention.positions = selection.positions;
-        attention.positions_stride = s.positions_stride;
-        attention.counts = selection.counts;
-        attention.most_tokens = static_cast<int>(most_tokens);
-        attention.partial = s.partial;
-        attention.read = s.read + first * static_cast<std::size_t>(heads * latent);
-        note(selected_attention(attention, context_));
-    }
-    FewRowProduct expand = product(kv_b.values, as_input(s.read, rows, heads * latent, s.ordered),
-                                   heads * latent, s.values, heads * values);
+    if (prompt_)
+        prompt_attention_of(pages, s, most_pools);
+    else
+        attend(pages, s, most_pools, static_cast<int>(most_tokens));
+    FewRowProduct expand = product(kv_b.values, s.read, heads * latent, s.values, heads * values);
     expand.y_is_input = true;
     expand.outputs_per_input = values;
     expand.input_step = latent;
@@ -323,6 +295,51 @@ void CudaBackend::sparse_mixer(const SparseAttentionWeights& weights, const Late
     const FewRowProduct out[] = {
         product(packed_view(weights.out), s.values, heads * values, floats(y), hidden)};
     multiply(out, rows);
+}
+
+TokenSelection CudaBackend::selection_of(const LatentPages& pages, const SparseScratch& s,
+                                         int most_pools, std::size_t first,
+                                         std::size_t count) const {
+    TokenSelection selection;
+    selection.heads = static_cast<int>(shape_.index_heads);
+    selection.topk = static_cast<int>(shape_.index_topk);
+    selection.query_stride = static_cast<int>(shape_.index_heads * shape_.index_dim);
+    selection.query = s.index_query + first * static_cast<std::size_t>(selection.query_stride);
+    selection.head_weight =
+        s.projections + first * static_cast<std::size_t>(s.stride) + s.head_weights_at;
+    selection.head_weight_stride = s.stride;
+    selection.pages = pages;
+    selection.batch = batch_.rows(first, count);
+    selection.most_pools = most_pools;
+    selection.scores = s.scores;
+    selection.positions = s.positions + first * static_cast<std::size_t>(s.positions_stride);
+    selection.positions_stride = s.positions_stride;
+    selection.counts = s.counts + first;
+    return selection;
+}
+
+void CudaBackend::attend(const LatentPages& pages, const SparseScratch& s, int most_pools,
+                         int most_tokens) {
+    const std::size_t rows = static_cast<std::size_t>(batch_.view().rows);
+    const std::size_t width = shape_.attention_heads * shape_.latent;
+    for (std::size_t first = 0; first < rows; first += attention_rows) {
+        const std::size_t count = std::min(attention_rows, rows - first);
+        const TokenSelection selection = selection_of(pages, s, most_pools, first, count);
+        note(select_tokens(selection, context_));
+        SelectedAttention attention;
+        attention.heads = static_cast<int>(shape_.attention_heads);
+        attention.scale = attention_scale();
+        attention.absorbed = s.absorbed + first * width;
+        attention.pages = pages;
+        attention.batch = selection.batch;
+        attention.positions = selection.positions;
+        attention.positions_stride = s.positions_stride;
+        attention.counts = selection.counts;
+        attention.most_tokens = most_tokens;
+        attention.partial = s.partial;
+        attention.read = s.read + first * width;
+        note(selected_attention(attention, context_));
+    }
 }
 
 SparseRows CudaBackend::cached_rows(const SparseAttentionWeights& weights, const LatentPages& pages,

@@ -2,6 +2,7 @@
 // cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp; cuda_vision.h has the vision tower's.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/row_parts.h"
+#include "ops/cuda/select_tokens.h"
 #include "ops/cuda/sparse_rows.h"
 #include "ops/cuda/stage_scratch.h"
 #include "ops/cuda/step_batch.h"
@@ -144,10 +146,22 @@ class CudaBackend final : public Backend, private MtpStages {
     void feed_forward(const FeedForwardWeights& weights, int rows, const StageInputs& x,
                       __nv_bfloat16* inside, float* y, const LaunchContext& context,
                       const WeightsAhead& ahead = {});
+    // Choice of the tokens of rows first .. first + count, and the attention of all rows, from
+    // queries to what they read.
+    TokenSelection selection_of(const LatentPages& pages, const SparseScratch& scratch,
+                                int most_pools, std::size_t first, std::size_t count) const;
+    void attend(const LatentPages& pages, const SparseScratch& scratch, int most_pools,
+                int most_tokens);
+    float attention_scale() const {
+        return 1.0f / std::sqrt(static_cast<float>(shape_.query_key_dim));
+    }
     // What is a prompt's alone (cuda_prompt.cpp): the KDA recurrence in chunks, from projections,
-    // decay and gate of the scratch to its mixed rows, and the layer with experts.
+    // decay and gate of the scratch to its mixed rows, the attention, whose rows come out ordered,
+    // and the layer with experts.
     void prompt_kda(const KdaWeights& weights, const KdaSlots& slots, const RowBatch& batch,
                     const KdaScratch& scratch);
+    void prompt_attention_of(const LatentPages& pages, const SparseScratch& scratch,
+                             int most_pools);
     void prompt_experts(const ExpertsWeights& weights, int rows, Activations x, Activations y);
     // This is what the mixer behind the latest layer with experts begins with: it is asked for
     // while the next step chooses that layer's experts.
@@ -169,6 +183,7 @@ class CudaBackend final : public Backend, private MtpStages {
     DeviceMemory parts_memory_;  // [rows][row_parts][hidden] and, raised, [rows][hidden]
     bool raises_rows_ = false;
     DeviceMemory ordered_memory_;       // [rows][hidden], of prompts
+    DeviceMemory turn_memory_;          // prompt_turn_floats() of every row, of prompts
     const void* parts_from_ = nullptr;  // whose rows parts_memory_ holds
     std::optional<ExpertSum> pairs_;    // what pairs_->y still lacks
     // What came behind a layer's experts in the last step, by the router's weights: the layer that

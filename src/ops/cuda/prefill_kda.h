@@ -3,11 +3,11 @@
 // (kda_chunk of ops/kda_step.h), the gated norm of the output.  Heads of 128 channels and 4 taps
 // only.
 //
-// Three kernels.  The first prepares every chunk of every head by itself: with L and A as in
+// Two kernels.  The first prepares every chunk of every head by itself: with L and A as in
 // ops/kda_step.h it inverts I + L by forward substitution, in fp32.  The second goes through a
 // sequence's chunks in order, a block for half of a head's values, and carries the state in fp32:
 //   V' = (I + L)^-1 diag(beta) (V - (K * e^G) S)
-// The third normalises and gates.
+// A head's two blocks send each other their rows' squares, normalise and gate.
 //
 // Numerics.  Everything is fp32, exponentials and quotients by the quick instructions; products on
 // the tensor core take each operand as two bf16 parts (16 bits of it) and add the three larger of
@@ -49,12 +49,10 @@ struct KdaPrompt {
     // state_position.
     const DeviceSequence* sequences = nullptr;
     int sequence_count = 0;
-    int rows = 0;
-    const std::uint32_t* sequence_of_row = nullptr;  // [rows]
     std::byte* prepared = nullptr;    // kda_prompt_bytes() of the chunks, 128-byte aligned
     int prepared_chunks = 0;          // that it has room for
-    float* mixed = nullptr;           // [rows][H d], out; may be where decay is
     __nv_bfloat16* output = nullptr;  // [rows][H d], ordered (prefill_rows.h)
+    float* mixed = nullptr;           // [rows][H d], before norm and gate; nullptr: not wanted
 };
 
 std::size_t kda_prompt_bytes(int heads, int chunks);

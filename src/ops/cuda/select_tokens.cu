@@ -365,25 +365,43 @@ Status launch_select(const TokenSelection& op, const LaunchContext& context) {
 
 }  // namespace
 
-Status select_tokens(const TokenSelection& op, const LaunchContext& context) {
-    const bool is_fp8 = op.pages.pooled_dtype == DType::f8_e4m3;
-    if (op.heads > most_heads || (op.pages.pooled_dtype != DType::bf16 && !is_fp8))
+Status check_selection(const TokenSelection& op) {
+    if (op.heads > most_heads ||
+        (op.pages.pooled_dtype != DType::bf16 && op.pages.pooled_dtype != DType::f8_e4m3))
         return Error(ErrorCode::unsupported,
                      "the CUDA indexer takes at most 32 heads and bf16 or fp8 pooled keys");
     if (op.positions_stride % 4 != 0)
         return Error(ErrorCode::invalid_argument,
                      "selected positions need rows of a multiple of 4");
+    return {};
+}
+
+Status take_best_pools(const TokenSelection& op, const LaunchContext& context) {
+    // Rows in plenty keep the device busy by themselves, and small clusters meet more cheaply: as
+    // few blocks a row as leave room for two on a multiprocessor.
+    constexpr int plenty = 64, most_of_two_blocks = 16384;
+    if (op.batch.rows > plenty) {
+        if (op.most_pools <= most_of_two_blocks) return launch_select<1>(op, context);
+        if (op.most_pools <= 2 * most_of_two_blocks) return launch_select<2>(op, context);
+        if (op.most_pools <= 4 * most_of_two_blocks) return launch_select<4>(op, context);
+    }
+    // Below this a block alone is done before a cluster has met.
+    constexpr int most_of_one_block = 8192;
+    return op.most_pools > most_of_one_block ? launch_select<8>(op, context)
+                                             : launch_select<1>(op, context);
+}
+
+Status select_tokens(const TokenSelection& op, const LaunchContext& context) {
+    PERCHERON_TRY(check_selection(op));
     if (op.most_pools > op.topk / pool) {
+        const bool is_fp8 = op.pages.pooled_dtype == DType::f8_e4m3;
         PERCHERON_TRY(
             launch("launching the index scores", is_fp8 ? score_kernel<true> : score_kernel<false>,
                    {dim3((op.most_pools + pools_of_block - 1) / pools_of_block, op.batch.rows),
                     score_warps * 32, 0},
                    context, op));
     }
-    // Below this a block alone is done before a cluster has met.
-    constexpr int most_of_one_block = 8192;
-    return op.most_pools > most_of_one_block ? launch_select<8>(op, context)
-                                             : launch_select<1>(op, context);
+    return take_best_pools(op, context);
 }
 
 }  // namespace percheron::ops::cuda

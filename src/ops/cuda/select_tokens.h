@@ -34,4 +34,8 @@ struct TokenSelection {
 
 Status select_tokens(const TokenSelection& op, const LaunchContext& context);
 
+// Its second part, for whoever has the scores of every row's candidates, and what both ask for.
+Status take_best_pools(const TokenSelection& op, const LaunchContext& context);
+Status check_selection(const TokenSelection& op);
+
 }  // namespace percheron::ops::cuda

@@ -47,15 +47,15 @@ SparseScratch SparseScratch::lay_out(DeviceScratch& scratch, const NetworkShape&
     s.positions_stride = whole_fours(shape.index_topk + shape.index_pool);
     s.positions = scratch.take<std::uint32_t>(rows * static_cast<std::size_t>(s.positions_stride));
     s.counts = scratch.take<std::uint32_t>(rows);
-    s.scores = scratch.take<float>(together * (shape.context_limit / shape.index_pool));
+    s.score_count = together * (shape.context_limit / shape.index_pool);
+    s.scores = scratch.take<float>(s.score_count);
     s.absorbed = scratch.take<__nv_bfloat16>(rows * heads * shape.latent);
     s.partial = scratch.take<float>(attention_partial_floats(
         static_cast<int>(heads), static_cast<int>(shape.index_topk + shape.index_pool - 1),
         static_cast<int>(together)));
     s.read = scratch.take<__nv_bfloat16>(rows * heads * shape.latent);
     s.values = scratch.take<__nv_bfloat16>(rows * heads * shape.value_dim);
-    s.ordered =
-        scratch.take<__nv_bfloat16>(rows * std::max(heads * shape.latent, shape.query_rank));
+    s.ordered = scratch.take<__nv_bfloat16>(rows * shape.query_rank);
     return s;
 }
 

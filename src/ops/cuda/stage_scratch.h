@@ -61,12 +61,13 @@ struct SparseScratch {
     int positions_stride = 0;
     std::uint32_t* positions = nullptr;
     std::uint32_t* counts = nullptr;
-    float* scores = nullptr;            // [attention_rows, pools of the longest context]
+    float* scores = nullptr;  // of attention_rows rows with the longest context
+    std::size_t score_count = 0;
     __nv_bfloat16* absorbed = nullptr;  // [R, H latent]
     float* partial = nullptr;           // of attention_rows rows
     __nv_bfloat16* read = nullptr;      // [R, H latent]
     __nv_bfloat16* values = nullptr;    // [R, H value_dim]
-    __nv_bfloat16* ordered = nullptr;   // [R, query rank] or [R, H latent], of prompts
+    __nv_bfloat16* ordered = nullptr;   // [R, query rank], of prompts
     static SparseScratch lay_out(DeviceScratch& scratch, const NetworkShape& shape,
                                  std::size_t rows);
 };
