@@ -119,7 +119,8 @@ void add_inspect(CLI::App& app, int& exit_code) {
         "checkpoint runs.\n\nExample: percheron inspect models/nano --json");
     command->add_option("MODEL", arguments->model,
                         "Model folder or synth:KEY=VALUE,... (default: the embedded model)");
-    command->add_flag("--values", arguments->values, "Also look for NaN among all FP8 codes");
+    command->add_flag("--values", arguments->values,
+                      "Also look for NaN among all numbers and FP8 codes");
     command->add_flag("--json", arguments->json, "The account as JSON");
     command->callback([arguments, &exit_code] { exit_code = run(*arguments); });
 }

@@ -75,9 +75,8 @@ void Checkpoint::examine() {
 void Checkpoint::examine_values() {
     for (const SafetensorsFile& file : shards_.files()) {
         for (const StoredTensor& tensor : file.tensors()) {
-            if (tensor.dtype != DType::f8_e4m3) continue;
-            const Status codes = check_codes({&tensor, &file});
-            if (!codes.ok()) inventory_.problems.push_back(codes.error());
+            const Status values = check_values({&tensor, &file});
+            if (!values.ok()) inventory_.problems.push_back(values.error());
         }
     }
 }

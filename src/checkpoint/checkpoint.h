@@ -24,7 +24,7 @@ class Checkpoint final : public ShardWeights {
 
     enum class Reading {
         headers,
-        values,  // also every FP8 code, for NaN
+        values,  // also every number and FP8 code, for NaN
     };
     // The same examination without refusing anything.
     static Inventory inspect(const std::filesystem::path& folder,

@@ -129,6 +129,22 @@ void compare(const std::vector<StoredMatrix>& matrices, const QuantizationConfig
     }
 }
 
+// Modules of which tensors are stored, but not all that their account lists.
+void find_missing(const ShardSet& shards, const QuantizationConfig& claim, Inventory& inventory) {
+    for (const std::vector<std::string>& names : claim.stored_together) {
+        const auto is_stored = [&](const std::string& name) { return bool(shards.find(name)); };
+        if (std::none_of(names.begin(), names.end(), is_stored)) continue;
+        for (const std::string& name : names) {
+            if (inventory.problems.size() >= most_problems) return;
+            if (is_stored(name)) continue;
+            inventory.problems.emplace_back(
+                ErrorCode::not_found,
+                shards.folder().string() + ": tensor " + name +
+                    ": quantization_config.json lists it, but it is in none of the files");
+        }
+    }
+}
+
 bool any_below(const ShardSet& shards, std::string_view prefix) {
     return std::any_of(shards.tensors().begin(), shards.tensors().end(),
                        [&](const auto& entry) { return entry.first.starts_with(prefix); });
@@ -178,7 +194,10 @@ void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
     inventory.vision = config.has_vision;
     if (config.has_vision) examination.take(vision_tensors(config.vision));
 
-    if (claim.has_value()) compare(examination.matrices(), *claim, inventory);
+    if (claim.has_value()) {
+        compare(examination.matrices(), *claim, inventory);
+        find_missing(shards, *claim, inventory);
+    }
 
     for (const auto& [name, place] : shards.tensors()) {
         if (examination.taken(name)) continue;

@@ -302,16 +302,29 @@ Status ExpertFiles::complete(Unit& unit) const {
         ops::WeightMatrix& matrix = *matrices[i];
         matrix.data = memory + unit.parts[i].data;
         if (matrix.scales != nullptr) matrix.scales = memory + unit.parts[i].scales;
-        std::span<const std::byte> codes;
-        if (matrix.format == ops::WeightFormat::fp8_block) {
-            codes = {static_cast<const std::byte*>(matrix.data), data_bytes(matrix)};
-        } else if (matrix.format == ops::WeightFormat::nvfp4) {
-            codes = {static_cast<const std::byte*>(matrix.scales), scale_bytes(matrix)};
+        const std::span<const std::byte> data{static_cast<const std::byte*>(matrix.data),
+                                              data_bytes(matrix)};
+        const std::span<const std::byte> scales{static_cast<const std::byte*>(matrix.scales),
+                                                matrix.scales == nullptr ? 0 : scale_bytes(matrix)};
+        std::optional<std::size_t> damaged;
+        switch (matrix.format) {
+            case ops::WeightFormat::fp8_block:
+                damaged = find_nan(data);
+                if (!damaged) damaged = find_not_finite(scales, DType::f32);
+                break;
+            case ops::WeightFormat::w4a16:
+                damaged = find_not_finite(scales, DType::bf16);
+                break;
+            case ops::WeightFormat::nvfp4:
+                damaged = find_nan(scales);
+                break;
+            default:
+                break;
         }
-        if (find_nan(codes)) {
+        if (damaged) {
             return Error(ErrorCode::corrupt,
                          files_[unit.extents.front().file]->mapping().path().string() +
-                             ": an expert's FP8 codes hold NaN; the file is damaged or badly "
+                             ": an expert's codes or scales hold NaN; the file is damaged or badly "
                              "converted (`percheron inspect --values` names the tensor)");
         }
     }

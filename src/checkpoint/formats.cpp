@@ -352,6 +352,28 @@ Status widen_rows(const WeightParts& parts, std::size_t rows, std::size_t row_si
     return {};
 }
 
+// The first element all of whose bits of `exponent` are set: infinity or NaN.
+template <class T>
+std::optional<std::size_t> first_with_exponent(std::span<const std::byte> values, T exponent) {
+    const auto is_one = [&](std::size_t i) {
+        T bits = 0;
+        std::memcpy(&bits, values.data() + i * sizeof bits, sizeof bits);
+        return (bits & exponent) == exponent;
+    };
+    constexpr std::size_t block = 2048;
+    const std::size_t count = values.size() / sizeof(T);
+    for (std::size_t first = 0; first < count; first += block) {
+        const std::size_t end = std::min(count, first + block);
+        bool any = false;  // of a whole block, which compilers turn into vectors
+        for (std::size_t i = first; i < end; ++i)
+            any |= is_one(i);
+        for (std::size_t i = first; any && i < end; ++i) {
+            if (is_one(i)) return i;
+        }
+    }
+    return std::nullopt;
+}
+
 float stored_global_scale(const WeightParts& parts) {
     float stored = 0;
     std::memcpy(&stored, parts.global_scale.tensor->bytes.data(), sizeof(stored));
@@ -447,12 +469,27 @@ std::optional<std::size_t> find_nan(std::span<const std::byte> codes) {
     return std::nullopt;
 }
 
-Status check_codes(const TensorPlace& place) {
-    if (const auto at = find_nan(place.tensor->bytes)) {
-        return corrupt(place, "element " + std::to_string(*at) +
-                                  " is NaN; the file is damaged or badly converted");
+std::optional<std::size_t> find_not_finite(std::span<const std::byte> values, DType dtype) {
+    switch (dtype) {
+        case DType::f32:
+            return first_with_exponent<std::uint32_t>(values, 0x7f800000);
+        case DType::bf16:
+            return first_with_exponent<std::uint16_t>(values, 0x7f80);
+        case DType::f16:
+            return first_with_exponent<std::uint16_t>(values, 0x7c00);
+        default:
+            return std::nullopt;
     }
-    return {};
+}
+
+Status check_values(const TensorPlace& place) {
+    const StoredTensor& tensor = *place.tensor;
+    const bool codes = tensor.dtype == DType::f8_e4m3;
+    const auto at = codes ? find_nan(tensor.bytes) : find_not_finite(tensor.bytes, tensor.dtype);
+    if (!at) return {};
+    return corrupt(place, "element " + std::to_string(*at) + " is " +
+                              (codes ? "NaN" : "not a finite number") +
+                              "; the file is damaged or badly converted");
 }
 
 float global_inverse(const WeightParts& parts) {

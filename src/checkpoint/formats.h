@@ -77,10 +77,13 @@ Result<std::vector<float>> rewritten_values(const WeightParts& parts, const Shap
 // The first F8_E4M3 code that means NaN.
 std::optional<std::size_t> find_nan(std::span<const std::byte> codes);
 
-// Reads an F8_E4M3 tensor's codes once.  The two that mean NaN never come out of a sound
+// The first BF16, F16 or F32 number that is infinite or NaN; nothing of other types.
+std::optional<std::size_t> find_not_finite(std::span<const std::byte> values, DType dtype);
+
+// Reads a tensor's numbers, or its F8_E4M3 codes, once.  NaN and infinity never come out of a sound
 // conversion, and every sum they enter would be lost: they are refused, the first by its place.
 // Errors: corrupt (names file, tensor and element).
-Status check_codes(const TensorPlace& place);
+Status check_values(const TensorPlace& place);
 
 // The factor of an nvfp4 weight.  Errors: corrupt (not finite or not positive).
 Result<float> global_scale(const WeightParts& parts);

@@ -99,6 +99,12 @@ Result<QuantizationConfig> read_tensor_storage(const Json& json) {
         return Error(ErrorCode::corrupt, "tensor_storage is not an object");
     }
     for (const auto& [module, about] : modules->items()) {
+        const auto stored = about.is_object() ? about.find("stored_tensors") : about.end();
+        if (stored != about.end() && stored->is_object()) {
+            std::vector<std::string>& names = config.stored_together.emplace_back();
+            for (const auto& tensor : stored->items())
+                names.push_back(canonical_name(tensor.key()));
+        }
         const auto form = about.is_object() ? about.find("quant_format") : about.end();
         if (form == about.end() || *form != "exl3") continue;
         PERCHERON_TRY(config.targets.add(module));

@@ -49,6 +49,9 @@ class ModuleList {
 struct QuantizationConfig {
     ModuleList exempt;
     ModuleList targets;
+    // EXL3: the tensors of each module, canonical.  Where some are stored the others must be too:
+    // what is left without a codebook's marker would be read as another codebook.
+    std::vector<std::vector<std::string>> stored_together;
 };
 
 // Nothing if neither file says anything.  Errors: corrupt, naming the file; io.

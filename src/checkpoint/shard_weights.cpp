@@ -29,6 +29,7 @@ Status take(const TensorPlace& place, bool halves, std::size_t index, std::size_
                                              to_string(tensor.shape) + ", the network needs " +
                                              std::to_string(out.size() * shares) + " elements");
     }
+    PERCHERON_TRY(check_values(place));
     widen_elements(place, index * out.size(), out);
     return {};
 }
@@ -61,10 +62,10 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
     PERCHERON_ASSIGN(const WeightParts parts, find_weight(shards_, name, shape));
     // What stays in the files is looked at when it is read.
     const bool stays = stays_in_files(name);
-    for (const TensorPlace& place : {parts.data, parts.scales}) {
-        if (place && !stays && place.tensor->dtype == DType::f8_e4m3) {
-            PERCHERON_TRY(check_codes(place));
-        }
+    if (!stays) {
+        const bool codes = parts.data && parts.data.tensor->dtype == DType::f8_e4m3;
+        if (codes) PERCHERON_TRY(check_values(parts.data));
+        if (parts.scales) PERCHERON_TRY(check_values(parts.scales));
     }
     ops::WeightMatrix matrix;
     matrix.format = parts.format;

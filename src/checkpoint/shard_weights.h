@@ -26,9 +26,9 @@ class ShardWeights : public model::WeightSource {
 
     bool has(std::string_view stem) const override;
     // Also takes tensors of more extents whose first is n and whose others multiply to k
-    // (convolutions, the patch embedding), if they are BF16, F16 or F32.  Reads FP8 codes once: NaN
-    // is corrupt.  Weights that are rewritten (formats.h) are so on the first call and stay in
-    // memory. Thread-safe.
+    // (convolutions, the patch embedding), if they are BF16, F16 or F32.  Reads FP8 codes and
+    // scales once: NaN is corrupt.  Weights that are rewritten (formats.h) are so on the first call
+    // and stay in memory.  Thread-safe.
     Result<ops::WeightMatrix> matrix(std::string_view stem, std::size_t n, std::size_t k) override;
     Status vector(std::string_view name, std::span<float> out) override;
 

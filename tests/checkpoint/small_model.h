@@ -262,6 +262,7 @@ struct SmallModel {
     Json config = small_config();
     Json generation = {{"eos_token_id", {30, 32}}, {"temperature", 0.7}, {"top_p", 0.9}};
     TestTensors tensors;
+    std::map<std::string, Json> companions;  // other files of the folder, by name
 
     model::ModelConfig parsed() const {
         const TemporaryFolder folder;
@@ -274,6 +275,9 @@ struct SmallModel {
     void write_configs(const fs::path& folder) const {
         ASSERT_TRUE(write_text_file(folder / "config.json", config.dump(1)).ok());
         ASSERT_TRUE(write_text_file(folder / "generation_config.json", generation.dump(1)).ok());
+        for (const auto& [name, json] : companions) {
+            ASSERT_TRUE(write_text_file(folder / name, json.dump(1)).ok());
+        }
     }
 
     // `shard_of` gives each tensor its shard, 0 .. count - 1.
@@ -300,10 +304,11 @@ struct SmallModel {
 };
 
 // Every tensor that the config needs.  `format_of` chooses for each matrix; plain tensors are BF16
-// or, at random, F32.
+// or, at random, F32.  `compressed_nvfp4`: of the two dialects the one of compressed-tensors.
 inline SmallModel small_model(
     std::uint64_t seed, Json config = small_config(),
-    const std::function<WeightFormat(const ExpectedTensor&)>& format_of = {}) {
+    const std::function<WeightFormat(const ExpectedTensor&)>& format_of = {},
+    bool compressed_nvfp4 = false) {
     SmallModel small;
     small.config = std::move(config);
     std::mt19937_64 random(seed);
@@ -324,8 +329,8 @@ inline SmallModel small_model(
                                                            : random_bf16(random, tensor.shape);
         } else {
             const WeightFormat format = format_of ? format_of(tensor) : WeightFormat::bf16;
-            add_weight(small.tensors, random, tensor.name, tensor.shape[0], tensor.shape[1],
-                       format);
+            add_weight(small.tensors, random, tensor.name, tensor.shape[0], tensor.shape[1], format,
+                       compressed_nvfp4);
         }
     }
     return small;

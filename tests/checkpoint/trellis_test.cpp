@@ -2,8 +2,6 @@
 // definition, folders laid out as its converter does, and what is refused.
 #include "checkpoint/trellis.h"
 
-#include <bit>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,15 +10,13 @@
 #include "checkpoint/formats.h"
 #include "checkpoint/names.h"
 #include "checkpoint/small_model.h"
+#include "checkpoint/trellis_model.h"
 
 namespace percheron::checkpoint::test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-constexpr TrellisCodebook codebooks[] = {TrellisCodebook::three_instructions, TrellisCodebook::mcg,
-                                         TrellisCodebook::mul1};
 
 struct KnownTile {
     unsigned half_bits;
@@ -95,91 +91,6 @@ TEST(Trellis, EveryHalfComesBackFromAnyNumberNearIt) {
     }
 }
 
-// A random weight in EXL3, and its values by the definition in trellis.h.
-struct RandomTrellis {
-    std::vector<float> values;  // [n][k]
-
-    RandomTrellis(TestTensors& tensors, std::mt19937_64& random, const std::string& stem,
-                  std::size_t n, std::size_t k) {
-        const std::size_t rows = (k + 127) / 128 * 128;
-        const std::size_t columns = (n + 127) / 128 * 128;
-        const TrellisCodebook codebook = codebooks[random() % 3];
-        const bool mul1 = codebook == TrellisCodebook::mul1;
-        const std::size_t half_bits =
-            mul1 && random() % 2 == 0 ? 3 + 2 * (random() % 3) : 2 + 2 * (random() % 8);
-        const auto words =
-            random_integers<std::uint16_t>(random, rows / 16 * (columns / 16) * 8 * half_bits);
-        tensors[stem + ".trellis"] =
-            tensor_of(DType::i16, {rows / 16, columns / 16, 8 * half_bits}, words);
-        if (codebook != TrellisCodebook::three_instructions) {
-            tensors[stem + (mul1 ? ".mul1" : ".mcg")] =
-                tensor_of(DType::i32, {},
-                          std::vector<std::uint32_t>{mul1 ? mul1_multiplier : mcg_multiplier});
-        }
-        const std::vector<float> inputs = scales(tensors, random, stem + ".su", rows);
-        const std::vector<float> outputs = scales(tensors, random, stem + ".sv", columns);
-
-        std::vector<float> codes(rows * columns);
-        for (std::size_t i = 0; i < rows; i += 16) {
-            for (std::size_t o = 0; o < columns; o += 16) {
-                float tile[256];
-                const std::size_t at = (i / 16 * (columns / 16) + o / 16) * 8 * half_bits;
-                decode_tile(std::as_bytes(std::span(words).subspan(at, 8 * half_bits)),
-                            static_cast<unsigned>(half_bits), codebook, tile);
-                for (std::size_t j = 0; j < 256; ++j)
-                    codes[(i + j / 16) * columns + o + j % 16] = tile[j];
-            }
-        }
-        const auto sign = [](std::size_t a, std::size_t b) {
-            return std::popcount(a & b) % 2 == 0 ? 1.0 : -1.0;
-        };
-        // Sums of binary16 values are exact in double, so any order will do.
-        std::vector<double> half_way(rows * columns);
-        for (std::size_t i = 0; i < rows; ++i) {
-            for (std::size_t a = 0; a < 128; ++a) {
-                for (std::size_t o = 0; o < columns; ++o) {
-                    half_way[i * columns + o] +=
-                        sign(i % 128, a) *
-                        static_cast<double>(codes[(i - i % 128 + a) * columns + o]);
-                }
-            }
-        }
-        values.resize(n * k);
-        for (std::size_t o = 0; o < n; ++o) {
-            for (std::size_t i = 0; i < k; ++i) {
-                double sum = 0;
-                for (std::size_t b = 0; b < 128; ++b)
-                    sum += half_way[i * columns + o - o % 128 + b] * sign(b, o % 128);
-                const double scale =
-                    static_cast<double>(inputs[i]) * static_cast<double>(outputs[o]);
-                values[o * k + i] = static_cast<float>(scale * (sum / 128));
-            }
-        }
-    }
-
-  private:
-    // Under `name` as signs, or with an h as numbers.
-    static std::vector<float> scales(TestTensors& tensors, std::mt19937_64& random,
-                                     const std::string& name, std::size_t count) {
-        std::vector<float> result(count);
-        if (random() % 2 == 0) {
-            const auto words = random_integers<std::uint16_t>(random, count / 16);
-            tensors[name] = tensor_of(DType::i16, {count / 16}, words);
-            for (std::size_t i = 0; i < count; ++i)
-                result[i] = (words[i / 16] >> (i % 16) & 1) != 0 ? -1.0f : 1.0f;
-            return result;
-        }
-        std::vector<std::uint16_t> halves(count);
-        for (std::size_t i = 0; i < count; ++i) {
-            // Any sign, exponents from 2^-7 to 2^0.
-            halves[i] = static_cast<std::uint16_t>((random() & 0x83ff) | (8 + random() % 8) << 10);
-            result[i] = half_to_float(halves[i]);
-        }
-        tensors[name + "h"] = tensor_of(DType::f16, {count}, halves);
-        return result;
-    }
-};
-
 Status as_stored(const TestTensors& tensors, const std::string& stem, const Shape& shape,
                  std::vector<float>& values) {
     SmallModel small = small_model(1);
@@ -225,19 +136,6 @@ TEST(Trellis, SharesOfAStackAreItsRows) {
             ASSERT_EQ(values, std::vector<float>(from, from + static_cast<std::ptrdiff_t>(n * 70)));
         }
     }
-}
-
-// BF16 or F32, as F16; exact for the values used here.
-TestTensor as_halves(const TestTensor& tensor, std::mt19937_64& random,
-                     std::vector<float>& values) {
-    const std::size_t count = product(tensor.shape);
-    std::vector<std::uint16_t> halves(count);
-    values.resize(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        halves[i] = static_cast<std::uint16_t>((random() & 0x83ff) | (8 + random() % 8) << 10);
-        values[i] = half_to_float(halves[i]);
-    }
-    return tensor_of(DType::f16, tensor.shape, halves);
 }
 
 TEST(Trellis, AFolderLaidOutByItsConverterRuns) {

@@ -1,6 +1,8 @@
 #include "ops/cpu/levels.h"
 
 #include <cstdlib>
+#include <optional>
+#include <string>
 
 #include <gmock/gmock.h>
 
@@ -11,7 +13,20 @@ namespace {
 
 class Levels : public testing::Test {
   protected:
-    void TearDown() override { unsetenv("PERCHERON_SIMD"); }
+    // The other tests of the program run at the level they were started with.
+    Levels() {
+        if (const char* const variable = std::getenv("PERCHERON_SIMD")) before_ = variable;
+    }
+    ~Levels() override {
+        if (before_) {
+            setenv("PERCHERON_SIMD", before_->c_str(), 1);
+        } else {
+            unsetenv("PERCHERON_SIMD");
+        }
+    }
+
+  private:
+    std::optional<std::string> before_;
 };
 
 TEST_F(Levels, EveryAvailableLevelCanBeForced) {

@@ -3,21 +3,26 @@
 //
 //   checkpoint_mutations [COUNT] [SEED]
 //
-// Each trial damages one thing of a folder: bytes of a header, of the index or of a JSON file, a
-// length, a type, a shape, a name, a number of the config, bytes of the tokenizer.  What cannot be
-// right is refused with a message that names a file or a tensor; what opens is read to its last
-// value, loaded into a network and run for a few tokens.  A trial that takes 30 seconds or ends the
-// process is printed.
+// The folders hold every format: BF16 and F32, FP8 blocks, W4A16 of the experts or of all it fits,
+// NVFP4 in both dialects, several of these at once, and EXL3 with stacks, pieces and F16, each with
+// the account that its tool writes.  Each trial damages one thing of a folder: bytes of a header,
+// of the index or of a JSON file, a length, a type, a shape, a name, a number of the config, of the
+// account or among the scales, bytes of the tokenizer.  What cannot be right is refused with a
+// message that names a file or a tensor; what opens is loaded into a network and run for a few
+// tokens.  A trial that takes 30 seconds of computing or ends the process is printed.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string>
 
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/names.h"
 #include "checkpoint/small_model.h"
+#include "checkpoint/trellis_model.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
 #include "support/host_caches.h"
@@ -54,16 +59,51 @@ void check(const Status& status) {
 class Trials {
   public:
     explicit Trials(std::uint64_t seed) : random_(seed) {
-        models_.push_back(small_model(1));
-        models_.push_back(small_model(2, small_config(), [](const ExpectedTensor& tensor) {
-            return tensor.role == TensorRole::routed_expert && tensor.shape[1] % 16 == 0
-                       ? WeightFormat::nvfp4
-                       : WeightFormat::fp8_block;
-        }));
-        models_.push_back(small_model(3, small_config(128), [](const ExpectedTensor& tensor) {
-            return tensor.role == TensorRole::routed_expert ? WeightFormat::w4a16
-                                                            : WeightFormat::bf16;
-        }));
+        const auto fits = [](const ExpectedTensor& tensor, std::size_t width) {
+            return tensor.shape.size() == 2 && tensor.shape[1] % width == 0;
+        };
+        const auto is_expert = [](const ExpectedTensor& tensor) {
+            return tensor.role == TensorRole::routed_expert;
+        };
+        const Json modelopt = {
+            {"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"ignore", {"lm_head"}}};
+        const Json compressed = {{"quant_method", "compressed-tensors"},
+                                 {"format", "pack-quantized"},
+                                 {"config_groups", {{"group_0", {{"targets", {"Linear"}}}}}},
+                                 {"ignore", {"lm_head", "re:.*self_attn.*"}}};
+        add(small_model(1), Json());
+        add(small_model(2, small_config(),
+                        [&](const ExpectedTensor& tensor) {
+                            return is_expert(tensor) && fits(tensor, 16) ? WeightFormat::nvfp4
+                                                                         : WeightFormat::fp8_block;
+                        }),
+            modelopt);
+        add(small_model(3, small_config(128),
+                        [&](const ExpectedTensor& tensor) {
+                            return is_expert(tensor) ? WeightFormat::w4a16 : WeightFormat::bf16;
+                        }),
+            compressed);
+        add(small_model(4, small_config(128),
+                        [&](const ExpectedTensor& tensor) {
+                            return fits(tensor, 128) ? WeightFormat::w4a16 : WeightFormat::f32;
+                        }),
+            compressed);
+        add(small_model(
+                5, small_config(),
+                [&](const ExpectedTensor& tensor) {
+                    return fits(tensor, 16) ? WeightFormat::nvfp4 : WeightFormat::bf16;
+                },
+                true),
+            compressed);
+        add(small_model(
+                6, small_config(128),
+                [&](const ExpectedTensor& tensor) {
+                    if (is_expert(tensor)) return WeightFormat::nvfp4;
+                    return fits(tensor, 128) ? WeightFormat::w4a16 : WeightFormat::fp8_block;
+                },
+                true),
+            compressed);
+        models_.push_back(trellis_model(7));
         tokenizer_ = *read_text_file(tools::resolve_model("").value() / "tokenizer.json", 1u << 30);
     }
 
@@ -90,8 +130,16 @@ class Trials {
     };
     static const std::vector<Kind> kinds;
 
-    enum class Expected { anything, refusal };
+    enum class Expected {
+        anything,
+        refusal,
+        refusal_when_read,  // at the latest when the network asks for its weights
+    };
 
+    void add(SmallModel model, const Json& claim) {
+        if (!claim.is_null()) model.config["quantization_config"] = claim;
+        models_.push_back(std::move(model));
+    }
     const SmallModel& any_model() { return models_[random_() % models_.size()]; }
     std::string any_name(const SmallModel& model) {
         auto place = model.tensors.begin();
@@ -122,6 +170,11 @@ class Trials {
             if (how == 3) text.insert(at, 1, alphabet[random_() % alphabet.size()]);
         }
         return text;
+    }
+
+    // Scales of activations may be missing or anything: they are read where they are asked for.
+    static bool is_unused(const std::string& name) {
+        return name.ends_with("input_scale") || name.ends_with("input_global_scale");
     }
 
     // ---- what is damaged
@@ -189,14 +242,17 @@ class Trials {
         }
         if (tensor.bytes.size() / width % others != 0) return;
         note(name + " as " + std::string(name_of(type)));
-        const bool same_width = size_of(tensor.dtype) == width;
+        const auto is_half = [](DType dtype) {
+            return dtype == DType::bf16 || dtype == DType::f16;
+        };
+        // Beside EXL3 a tensor may be either of the two, whose values nothing else tells apart.
+        const bool sound = is_half(type) && is_half(tensor.dtype) &&
+                           model.companions.contains("quantization_config.json");
         tensor.dtype = type;
         tensor.shape.back() = tensor.bytes.size() / width / others;
         const TemporaryFolder folder;
         model.write(folder.path());
-        // Types of one width that a tensor may have cannot be told apart.
-        open(folder.path(),
-             same_width || tensor.shape.size() > 2 ? Expected::anything : Expected::refusal);
+        open(folder.path(), sound || is_unused(name) ? Expected::anything : Expected::refusal);
     }
 
     void shape_of_a_tensor() {
@@ -217,7 +273,7 @@ class Trials {
         if (tensor.shape == before) return;
         const TemporaryFolder folder;
         model.write(folder.path());
-        open(folder.path(), Expected::refusal);
+        open(folder.path(), is_unused(name) ? Expected::anything : Expected::refusal);
     }
 
     void name_of_a_tensor() {
@@ -238,8 +294,7 @@ class Trials {
                 other[random_() % other.size()] = 'Q';
         }
         note(name + " as " + other);
-        // Scales of activations may be missing: nobody reads them.
-        const bool unused = name.ends_with("input_scale");
+        const bool unused = is_unused(name);
         auto moved = model.tensors.extract(name);
         if (!other.empty()) {
             moved.key() = other;
@@ -326,6 +381,55 @@ class Trials {
         open(folder.path(), Expected::anything);
     }
 
+    // A number among the scales or vectors of the trunk that is none.
+    void number_that_is_none() {
+        SmallModel model = any_model();
+        const std::string name = any_name(model);
+        TestTensor& tensor = model.tensors[name];
+        const bool plain = name.ends_with("norm.weight") || name.ends_with("conv1d.weight") ||
+                           name.ends_with("_bias") || name.ends_with("A_log");
+        const bool scales = name.ends_with("_scale") || name.ends_with("_scale_inv") ||
+                            name.ends_with("_scale_2") || name.ends_with(".suh") ||
+                            name.ends_with(".svh");
+        const auto layer = layer_of(name);
+        if (is_unused(name) || (!plain && !scales) || !layer || *layer > 2) return;
+        note(name);
+        const std::size_t width = size_of(tensor.dtype);
+        const std::size_t at = random_() % (tensor.bytes.size() / width) * width;
+        const std::uint32_t sign = random_() % 2;
+        std::uint32_t bits = 0;
+        switch (tensor.dtype) {
+            case DType::f32:
+                bits = 0x7f800000 | sign << 31 | (random_() % 2 == 0 ? 0 : random_() & 0x7fffff);
+                break;
+            case DType::bf16:
+                bits = 0x7f80 | sign << 15 | (random_() % 2 == 0 ? 0 : random_() & 0x7f);
+                break;
+            case DType::f16:
+                bits = 0x7c00 | sign << 15 | (random_() % 2 == 0 ? 0 : random_() & 0x3ff);
+                break;
+            case DType::f8_e4m3:
+                bits = 0x7f | sign << 7;
+                break;
+            default:
+                return;
+        }
+        std::memcpy(tensor.bytes.data() + at, &bits, width);
+        const TemporaryFolder folder;
+        model.write(folder.path());
+        open(folder.path(), Expected::refusal_when_read);
+    }
+
+    // What a tool says of its folder beside the config.
+    void account() {
+        const TemporaryFolder folder;
+        models_.back().write(folder.path());
+        const fs::path file = folder.path() / "quantization_config.json";
+        const std::string good = *read_text_file(file, 1u << 30);
+        check(write_text_file(file, bytes_changed(good, good.size())));
+        open(folder.path(), Expected::anything);
+    }
+
     void tokenizer_file() {
         const auto parsed = Tokenizer::parse(bytes_changed(tokenizer_, tokenizer_.size()));
         if (!parsed.ok()) {
@@ -365,12 +469,18 @@ class Trials {
         options.max_logit_rows = 4;
         // Sizes that no tensor holds to, like the tokens a query selects, may ask for any memory.
         constexpr Bytes most = Bytes{256} << 20;
-        if (model::Network::memory(config, *backend, options).total() > most) return;
+        if (model::Network::memory(config, *backend, options).total() > most) {
+            if (expected == Expected::refusal_when_read) fail("needs much memory");
+            return;
+        }
+        if (random_() % 4 == 0) checkpoint.use_input_scales();
         const auto network = model::Network::load(config, checkpoint, *backend, options);
         if (!network.ok()) {
             if (network.error().message().empty()) fail("an error without a sentence");
+            if (expected == Expected::refusal_when_read) ++refused_[kind_now()];
             return;
         }
+        if (expected == Expected::refusal_when_read) fail("was loaded");
         HostCacheOptions cache_options;
         cache_options.pages = 1;
         cache_options.slots = 1;
@@ -403,6 +513,8 @@ const std::vector<Trials::Kind> Trials::kinds = {
     {"bytes of a config", &Trials::config_bytes},
     {"value of a config", &Trials::config_value},
     {"value of a config", &Trials::config_value},
+    {"a number that is none", &Trials::number_that_is_none},
+    {"bytes of an account", &Trials::account},
     {"bytes of a tokenizer", &Trials::tokenizer_file},
 };
 
@@ -412,15 +524,16 @@ const std::vector<Trials::Kind> Trials::kinds = {
 int main(int count, char** values) {
     const std::size_t trials = count > 1 ? std::strtoul(values[1], nullptr, 10) : 10000;
     const std::uint64_t seed = count > 2 ? std::strtoull(values[2], nullptr, 10) : 1;
-    for (const int number : {SIGALRM, SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL}) {
+    for (const int number : {SIGPROF, SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL}) {
         std::signal(number, percheron::tests::report_signal);
     }
     percheron::tests::Trials all(seed);
     for (std::size_t trial = 0; trial < trials; ++trial) {
-        alarm(30);
+        // Computing, not waiting: a trial holds no lock, and a busy machine is no fault of its own.
+        const itimerval limit{{0, 0}, {30, 0}};
+        setitimer(ITIMER_PROF, &limit, nullptr);
         all.run(trial);
     }
-    alarm(0);
     std::printf(
         "%zu mutations of checkpoints, seed %llu: none crashed, hung or was opened wrongly\n",
         trials, static_cast<unsigned long long>(seed));
