@@ -394,5 +394,69 @@ TEST(Formats, Fp8CodesThatMeanNaNAreRefusedByName) {
     }
 }
 
+// Every number that could make a whole sum NaN: scales of each format, norms, biases, convolutions.
+TEST(Formats, ScalesAndVectorsThatAreNotFiniteAreRefusedByName) {
+    std::mt19937_64 random(78);
+    const std::function<WeightFormat(const ExpectedTensor&)> choices[] = {
+        [](const ExpectedTensor&) { return WeightFormat::fp8_block; },
+        [](const ExpectedTensor& tensor) {
+            return tensor.shape[1] % 128 == 0 ? WeightFormat::w4a16 : WeightFormat::bf16;
+        },
+    };
+    std::size_t scales = 0, vectors = 0;
+    for (const auto& format_of : choices) {
+        const SmallModel sound = small_model(4, small_config(128), format_of);
+        const model::ModelConfig config = sound.parsed();
+        for (int trial = 0; trial < 60; ++trial) {
+            const std::vector<ExpectedTensor> all =
+                layer_tensors(config, random() % config.layers());
+            const ExpectedTensor& chosen = all[random() % all.size()];
+            const bool vector = chosen.role == TensorRole::plain;
+            std::string name = chosen.name;
+            if (!vector) {
+                const std::string stem = stem_of(name);
+                name = sound.tensors.contains(stem + ".weight_packed") ? stem + ".weight_scale"
+                                                                       : name + "_scale_inv";
+            }
+            if (!sound.tensors.contains(name)) continue;  // a matrix without scales
+            SmallModel damaged = sound;
+            TestTensor& tensor = damaged.tensors[name];
+            const bool wide = tensor.dtype == DType::f32;
+            const std::size_t count = tensor.bytes.size() / size_of(tensor.dtype);
+            const std::size_t at = random() % count;
+            const std::uint32_t bits = wide ? 0x7f800000u : 0x7f80u;
+            const std::uint32_t value =
+                bits | (random() % 2 == 0 ? 0 : 1) |
+                (random() % 2 == 0 ? 0 : (bits == 0x7f80u ? 0x8000u : 1u << 31));
+            std::memcpy(tensor.bytes.data() + at * size_of(tensor.dtype), &value,
+                        size_of(tensor.dtype));
+            const TemporaryFolder folder;
+            damaged.write(folder.path());
+            const auto account = Checkpoint::inspect(folder.path(), Checkpoint::Reading::values);
+            ASSERT_EQ(account.problems.size(), 1u) << name;
+            const auto checkpoint = Checkpoint::open(folder.path()).value();
+            std::vector<float> values(product(chosen.shape));
+            Status read;
+            if (vector) {
+                read = checkpoint->vector(chosen.name, values);
+            } else {
+                const auto matrix =
+                    checkpoint->matrix(stem_of(chosen.name), chosen.shape[0], chosen.shape[1]);
+                if (!matrix.ok()) read = matrix.error();
+            }
+            ASSERT_FALSE(read.ok()) << name;
+            for (const std::string& message :
+                 {read.error().message(), account.problems[0].message()}) {
+                EXPECT_THAT(message, AllOf(HasSubstr(folder.path().string()), HasSubstr(name),
+                                           HasSubstr("element " + std::to_string(at) + " "),
+                                           HasSubstr("not a finite number")));
+            }
+            ++(vector ? vectors : scales);
+        }
+    }
+    EXPECT_GT(scales, 20u);
+    EXPECT_GT(vectors, 20u);
+}
+
 }  // namespace
 }  // namespace percheron::checkpoint::test

@@ -311,5 +311,42 @@ TEST(Trellis, WhatIsMissingOrImpossibleIsNamed) {
     }
 }
 
+// Without its marker a codebook would be taken for another one, and without its account nothing
+// would tell.
+TEST(Trellis, NothingMayBeMissingThatTheFoldersAccountLists) {
+    const SmallModel sound = trellis_model(5);
+    {
+        const TemporaryFolder folder;
+        sound.write(folder.path());
+        const auto checkpoint = Checkpoint::open(folder.path());
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+        EXPECT_THAT((*checkpoint)->inventory().disagreements, testing::IsEmpty());
+        EXPECT_GT((*checkpoint)->inventory().formats.at("exl3").tensors, 30u);
+    }
+    std::size_t markers = 0;
+    for (const auto& [name, tensor] : sound.tensors) {
+        if (!name.ends_with(".mcg") && !name.ends_with(".mul1")) continue;
+        ++markers;
+        SmallModel damaged = sound;
+        damaged.tensors.erase(name);
+        const TemporaryFolder folder;
+        damaged.write(folder.path());
+        EXPECT_FALSE(Checkpoint::open(folder.path()).ok()) << name;
+        // Half bits without their codebook are a problem of their own.
+        std::string problems;
+        for (const Error& problem : Checkpoint::inspect(folder.path()).problems)
+            problems += problem.message() + "\n";
+        EXPECT_THAT(problems, HasSubstr(folder.path().string() + ": tensor " + name + ": "));
+    }
+    EXPECT_GT(markers, 10u);
+    // A part of the network that was left out whole is no damage.
+    SmallModel blind = sound;
+    std::erase_if(blind.tensors,
+                  [](const auto& entry) { return entry.first.starts_with("model.visual."); });
+    const TemporaryFolder folder;
+    blind.write(folder.path());
+    EXPECT_TRUE(Checkpoint::open(folder.path()).ok());
+}
+
 }  // namespace
 }  // namespace percheron::checkpoint::test

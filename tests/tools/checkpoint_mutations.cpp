@@ -28,7 +28,6 @@
 #include "support/host_caches.h"
 #include "support/sequence_runner.h"
 #include "text/tokenizer.h"
-#include "tools/model_path.h"
 
 namespace percheron::tests {
 namespace {
@@ -104,7 +103,8 @@ class Trials {
                 true),
             compressed);
         models_.push_back(trellis_model(7));
-        tokenizer_ = *read_text_file(tools::resolve_model("").value() / "tokenizer.json", 1u << 30);
+        tokenizer_ = *read_text_file(fs::path(PERCHERON_SOURCE_DIR) / "models/nano/tokenizer.json",
+                                     1u << 30);
     }
 
     void run(std::size_t number) {

@@ -163,30 +163,43 @@ TEST(ExpertFiles, WhatIsWantedOftenStays) {
 }
 
 TEST(ExpertFiles, DamageIsNamed) {
-    for (const bool shorter : {true, false}) {
+    struct Damage {
+        WeightFormat format;
+        const char* what;
+        const char* said;
+    };
+    for (const Damage& damage : {Damage{WeightFormat::fp8_block, "shorter", "shorter"},
+                                 Damage{WeightFormat::fp8_block, "codes", "NaN"},
+                                 Damage{WeightFormat::fp8_block, "scales", "NaN"},
+                                 Damage{WeightFormat::w4a16, "scales", "NaN"},
+                                 Damage{WeightFormat::nvfp4, "scales", "NaN"}}) {
+        const std::string what = damage.what;
         TemporaryFolder folder;
-        ASSERT_TRUE(synth(folder.path() / "model", small_model(WeightFormat::fp8_block)).ok());
+        ASSERT_TRUE(synth(folder.path() / "model", small_model(damage.format)).ok());
         const std::filesystem::path file = folder.path() / "model" / "model.safetensors";
         const auto files = Checkpoint::open(folder.path() / "model").value();
         ExpertFiles& store = files->keep_experts_in_files(3);
         const auto experts = experts_of(*files, 2);
         ASSERT_TRUE(files->stream("model.language_model.layers.2.mlp.", experts).ok());
         const auto* const base = files->shards().files().front().mapping().bytes().data();
-        const auto place = static_cast<const std::byte*>(experts[4].up.data) - base;
+        const ops::WeightMatrix& up = experts[4].up;
+        const void* const damaged = what == "scales" ? up.scales : up.data;
+        const auto place = static_cast<const std::byte*>(damaged) - base;
         ASSERT_TRUE(store.start(6, 0).ok());
-        if (shorter) {
+        if (what == "shorter") {
             std::filesystem::resize_file(file, static_cast<std::uintmax_t>(place + 100));
         } else {
+            // NaN as F32 or BF16 where a number ends there, and as an FP8 code.
             std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-            stream.seekp(place + 77).put('\x7f');
+            stream.seekp(place + (what == "scales" ? 2 : 78)).write("\xff\x7f", 2);
         }
         const std::vector<std::uint32_t> want = {4};
         store.want(0, want);
         EXPECT_TRUE(store.next().empty());
-        ASSERT_FALSE(store.status().ok());
+        ASSERT_FALSE(store.status().ok()) << what;
         EXPECT_EQ(store.status().error().code(), ErrorCode::corrupt);
         EXPECT_THAT(store.status().error().message(), HasSubstr(file.string()));
-        EXPECT_THAT(store.status().error().message(), HasSubstr(shorter ? "shorter" : "NaN"));
+        EXPECT_THAT(store.status().error().message(), HasSubstr(damage.said));
     }
 }
 
