@@ -6,6 +6,7 @@
 
 #include "checkpoint/architecture.h"
 #include "checkpoint/formats.h"
+#include "checkpoint/fused_names.h"
 #include "checkpoint/names.h"
 
 namespace percheron::checkpoint {
@@ -104,13 +105,21 @@ class Examination {
     std::vector<StoredMatrix> matrices_;
 };
 
+// Whether a list names the weight, or each of the pieces that a converter may have made of it.
+bool names(const ModuleList& list, const std::string& stem) {
+    if (list.contains(stem)) return true;
+    const std::vector<std::string> pieces = pieces_of(stem);
+    return !pieces.empty() && std::all_of(pieces.begin(), pieces.end(),
+                                          [&](const auto& piece) { return list.contains(piece); });
+}
+
 void compare(const std::vector<StoredMatrix>& matrices, const QuantizationConfig& claim,
              Inventory& inventory) {
     for (const StoredMatrix& matrix : matrices) {
         const bool quantised = matrix.quantised;
-        const bool exempt = claim.exempt.contains(matrix.stem);
+        const bool exempt = names(claim.exempt, matrix.stem);
         const bool targeted =
-            claim.targets.contains(matrix.stem) || (claim.targets.every_linear() && matrix.linear);
+            names(claim.targets, matrix.stem) || (claim.targets.every_linear() && matrix.linear);
         const std::string stored = matrix.stem + " is stored as " + std::string(matrix.stored_as);
         if (!quantised && exempt) {
             inventory.ignored.push_back(matrix.stem);
