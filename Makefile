@@ -32,7 +32,8 @@ test-slow: setup
 # What a GPU machine with nothing installed needs to check and time the kernels: build/gpu-kit.
 gpu-kit:
 	@cmake --preset kernels >/dev/null
-	@cmake --build --preset kernels -j $(JOBS) --target kernel_test kernel_bench step_bench
+	@cmake --build --preset kernels -j $(JOBS) --target kernel_test kernel_bench step_bench \
+		prefill_bench kda_peer
 	@scripts/gpu-kit build-kernels $(BUILD)/gpu-kit
 
 # What batching gains: eight streams over one.

@@ -1,11 +1,14 @@
 // step_bench [CASE] [LAYERS]: whole decode steps of full-size layers with random weights, through
 // the backend as the engine calls it: what a step must read over this run's read ceiling, beside
 // the median time of a step from host to host.  With LAYERS, a few rows of so many layers only.
+//
+// step_bench prompts [LAYERS [FORMAT [LONGEST]]]: whole prompts instead (prompt_steps.h).
 #include <chrono>
 #include <cstring>
 #include <string>
 
 #include "cuda/full_network.cuh"
+#include "cuda/prompt_steps.h"
 #include "ops/cuda/cuda_backend.h"
 
 using namespace percheron;
@@ -137,12 +140,29 @@ void bench_points(const Case& one, const model::ModelConfig& config, ops::Backen
     }
 }
 
+void bench_prompts_of(int argc, char** argv) {
+    const auto number = [&](int at, std::size_t otherwise) {
+        return argc > at ? std::strtoul(argv[at], nullptr, 10) : otherwise;
+    };
+    WeightFormat experts = WeightFormat::w4a16;
+    for (const WeightFormat format :
+         {WeightFormat::bf16, WeightFormat::fp8_block, WeightFormat::nvfp4}) {
+        if (argc > 3 && ops::name_of(format) == argv[3]) experts = format;
+    }
+    bench_prompts(number(2, 8), experts, number(4, 262144));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    ceiling = read_ceiling();
     cudaDeviceProp properties;
     require(cudaGetDeviceProperties(&properties, 0), "device");
+    if (argc > 1 && std::strcmp(argv[1], "prompts") == 0) {
+        std::printf("%s\n", properties.name);
+        bench_prompts_of(argc, argv);
+        return 0;
+    }
+    ceiling = read_ceiling();
     std::printf("%s, read ceiling %.0f GB/s\n", properties.name, ceiling);
     const std::vector<std::pair<int, int>> all = {{1, 2048},  {1, 8192},   {8, 8192},
                                                   {64, 8192}, {1, 131072}, {1, 524288}};

@@ -1,12 +1,8 @@
-// prompt_bench [LAYERS [FORMAT [LONGEST]]]: whole prompts of 4K to 262K tokens through full-size
-// layers with random weights: tokens a second by rows of a step, and where the time goes, stage by
-// stage, at several places of the longest.  Stages are timed in steps of their own, with a wait
-// behind each.
 #include <chrono>
-#include <cstring>
 #include <map>
 
 #include "cuda/full_network.cuh"
+#include "cuda/prompt_steps.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/forwarding_backend.h"
 
@@ -163,14 +159,8 @@ class Bench {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    const std::size_t layers = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 8;
-    WeightFormat experts = WeightFormat::w4a16;
-    for (const WeightFormat format :
-         {WeightFormat::bf16, WeightFormat::fp8_block, WeightFormat::nvfp4, WeightFormat::w4a16}) {
-        if (argc > 2 && ops::name_of(format) == argv[2]) experts = format;
-    }
-    const std::size_t longest = argc > 3 ? std::strtoul(argv[3], nullptr, 10) : Bench::longest;
+void percheron::bench::bench_prompts(std::size_t layers, WeightFormat experts,
+                                     std::size_t longest) {
     Bench bench(layers, experts);
     bench.rate(16384, Bench::most_rows);  // warms up
     for (const std::size_t rows : {512, 2048, 8192}) {
@@ -192,5 +182,4 @@ int main(int argc, char** argv) {
                                       {262144 - 8192, 8192}}) {
         if (first + rows <= longest) bench.stages(first, rows);
     }
-    return 0;
 }
