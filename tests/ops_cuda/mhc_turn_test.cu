@@ -206,3 +206,34 @@ KERNEL_TEST(prefill_turn_of_any_rows) {
             "%zu rows from %zu have other bits", rows, first);
     }
 }
+
+// Many rows go through two kernels instead of one.
+KERNEL_TEST(mhc_turn_of_many_rows_has_the_bits_of_few) {
+    Random random(32);
+    for (std::size_t hidden : {64u, 192u, 1216u, 4096u}) {
+        for (std::size_t rows : {17u, 70u, 255u}) {
+            const Turn turn(random, rows, hidden);
+            for (bool update : {false, true}) {
+                const TurnResult all = run(turn, false, update, false, 0, rows);
+                for (std::size_t first = 0; first < rows; first += 1 + rows / 9) {
+                    const std::size_t count = std::min<std::size_t>(rows - first, 1 + first % 9);
+                    const TurnResult few = run(turn, false, update, false, first, count);
+                    const auto same = [&](const char* what, const std::vector<float>& a,
+                                          const std::vector<float>& b, std::size_t width) {
+                        CHECK_THAT(std::memcmp(a.data(), b.data() + first * width,
+                                               count * width * sizeof(float)) == 0,
+                                   "hidden %zu, %zu rows, update %d, from row %zu: other %s",
+                                   hidden, rows, update, first, what);
+                    };
+                    same("streams", few.streams, all.streams, 4 * hidden);
+                    same("tap", few.tap, all.tap, hidden);
+                    same("post", few.post, all.post, 4);
+                    same("comb", few.comb, all.comb, 16);
+                    same("normed", few.normed, all.normed, hidden);
+                    same("sum of the parts", few.summed, all.summed, hidden);
+                    same("normed, unrounded", few.normed_wide, all.normed_wide, hidden);
+                }
+            }
+        }
+    }
+}

@@ -2,21 +2,16 @@
 
 #include <cooperative_groups.h>
 
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/mhc_turn.h"
-#include "ops/cuda/stream_mixing.cuh"
+#include "ops/cuda/mhc_turn.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
 
-constexpr int streams = mixed_streams;
-constexpr int gates = mixed_gates;
-constexpr int cluster_blocks = 8;
-constexpr int warps = 8;
-constexpr int threads = warps * 32;
+constexpr int cluster_blocks = row_cuts;
 // One warp more does nothing but the next update's mixing matrix, beside the others' work.
 constexpr int all_threads = threads + 32;
-constexpr int warp_gates = gates / warps;
+// So many rows' clusters find room at once; more rows are faster where they share reads of fn.
+constexpr int most_rows_of_clusters = 16;
 
 // What the blocks of a cluster write into each other's shared memory, by the writer's rank.
 struct Received {
@@ -38,18 +33,6 @@ __device__ std::uint32_t shared_address(const void* shared) {
 // A barrier of the warps that share the row's channels.
 __device__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
-}
-
-// The sum of what all warps of all blocks sent, in order.
-__device__ float sum_of_squares(const float (&parts)[cluster_blocks][warps]) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int block = 0; block < cluster_blocks; ++block) {
-        const float4 low = *reinterpret_cast<const float4*>(parts[block]);
-        const float4 high = *reinterpret_cast<const float4*>(parts[block] + 4);
-        sum += ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-    }
-    return sum;
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -75,8 +58,8 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
         float c[streams][streams];
 #pragma unroll
         for (int i = 0; i < streams * streams; ++i)
-            c[i / streams][i % streams] = scale[1] * totals.mixes[2 * streams + i] + base[i];
-        const float post = scale[0] * totals.mixes[streams + lane % streams] + post_base;
+            c[i / streams][i % streams] = fmaf(scale[1], totals.mixes[2 * streams + i], base[i]);
+        const float post = fmaf(scale[0], totals.mixes[streams + lane % streams], post_base);
         auto arrived = cluster.barrier_arrive();
         if (part == 0) {
             // Every block has read the old gates: they came before the sync of the cluster.
@@ -96,7 +79,7 @@ __device__ void mixing_warp(const HyperConnectionTurn& turn, int row, int part, 
 }
 #endif
 
-__global__ void __launch_bounds__(all_threads)
+__global__ void __launch_bounds__(all_threads, 1)
     turn_kernel(const __grid_constant__ HyperConnectionTurn turn) {
 #if __CUDA_ARCH__ >= 900
     namespace cg = cooperative_groups;
@@ -150,48 +133,18 @@ __global__ void __launch_bounds__(all_threads)
     wait_for_previous_kernel();
     let_next_kernel_start();
 
-    // ---- X'_j = post_j y + sum_a comb[a, j] X_a
-    float* const x = turn.streams + static_cast<std::size_t>(row) * streams * hidden + part * width;
-    const std::size_t out_at = static_cast<std::size_t>(row) * hidden + part * width;
+    // ---- the streams' update
     float squares = 0.0f;
 // Once around for most widths: unrolled it would only be more code to fetch.
 #pragma unroll 1
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         float4 value[streams];
-#pragma unroll
-        for (int a = 0; a < streams; ++a)
-            value[a] = *reinterpret_cast<const float4*>(x + a * hidden + i);
-        if (turn.output != nullptr) {
-            float4 y = *reinterpret_cast<const float4*>(turn.output + out_at + i);
-            if (turn.pairs.chosen > 0) {
-                const float4 pairs = sum_of_pairs(turn.pairs, row, hidden, part * width + i);
-                y = make_float4(pairs.x + y.x, pairs.y + y.y, pairs.z + y.z, pairs.w + y.w);
-            }
-            const float* const post = turn.post + row * streams;
-            const float* const comb = turn.comb + row * streams * streams;
-            float4 next[streams];
-#pragma unroll
-            for (int j = 0; j < streams; ++j) {
-                next[j] = scaled_sum(make_float4(0, 0, 0, 0), post[j], y);
-#pragma unroll
-                for (int a = 0; a < streams; ++a)
-                    next[j] = scaled_sum(next[j], comb[a * streams + j], value[a]);
-            }
-#pragma unroll
-            for (int j = 0; j < streams; ++j) {
-                value[j] = next[j];
-                *reinterpret_cast<float4*>(x + j * hidden + i) = next[j];
-            }
-        }
-        float4 mean = make_float4(0, 0, 0, 0);
+        update_streams(turn, row, part * width + i, value);
 #pragma unroll
         for (int j = 0; j < streams; ++j) {
-            const float4 v = value[j];
-            *reinterpret_cast<float4*>(state + j * width + i) = v;
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            mean = scaled_sum(mean, 1.0f / streams, v);
+            *reinterpret_cast<float4*>(state + j * width + i) = value[j];
+            squares = with_squares(squares, value[j]);
         }
-        if (turn.tap != nullptr) *reinterpret_cast<float4*>(turn.tap + out_at + i) = mean;
     }
 
     cluster.barrier_wait(std::move(started));
@@ -209,10 +162,7 @@ __global__ void __launch_bounds__(all_threads)
             for (int n = 0; n < warp_gates; ++n) {
                 const uint2 w = *reinterpret_cast<const uint2*>(
                     fn + (warp * warp_gates + n) * streams * width + i);
-                sum[n] = fmaf(bf16_low(w.x), f.x, sum[n]);
-                sum[n] = fmaf(bf16_high(w.x), f.y, sum[n]);
-                sum[n] = fmaf(bf16_low(w.y), f.z, sum[n]);
-                sum[n] = fmaf(bf16_high(w.y), f.w, sum[n]);
+                sum[n] = with_product(sum[n], w, f);
             }
         }
 #pragma unroll
@@ -226,15 +176,11 @@ __global__ void __launch_bounds__(all_threads)
             cluster.map_shared_rank(&received, lane)->squares[part][warp] = squares;
         cluster.sync();
         if (threadIdx.x < gates) {
-            float mix = 0.0f;
-#pragma unroll
-            for (int other = 0; other < cluster_blocks; ++other)
-                mix += received.mixes[other][threadIdx.x];
-            const float all = sum_of_squares(received.squares);
-            mix *= 1.0f / sqrtf(all / static_cast<float>(streams * hidden) + turn.rms_eps);
+            const float mix = normalised_mix(turn, received.mixes, static_cast<int>(threadIdx.x),
+                                             sum_of_squares(received.squares));
             totals.mixes[threadIdx.x] = mix;
             if (threadIdx.x < streams)
-                totals.pre[threadIdx.x] = sigmoid(scale0 * mix + base) + turn.mhc_eps;
+                totals.pre[threadIdx.x] = sigmoid(fmaf(scale0, mix, base)) + turn.mhc_eps;
         }
         if (warp == 0) {
             __syncwarp();
@@ -260,7 +206,7 @@ __global__ void __launch_bounds__(all_threads)
             u = scaled_sum(u, pre[j], *reinterpret_cast<const float4*>(state + j * width + i));
         // Stream 0's place is free: this thread alone reads it from here on.
         *reinterpret_cast<float4*>(state + i) = u;
-        input_squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+        input_squares = with_squares(input_squares, u);
     }
     input_squares = warp_sum(input_squares);
     if (lane < cluster_blocks)
@@ -274,13 +220,7 @@ __global__ void __launch_bounds__(all_threads)
     for (int i = threadIdx.x * 4; i < width; i += threads * 4) {
         const float4 u = *reinterpret_cast<const float4*>(state + i);
         const float4 w = i == own_column ? own_norm : *reinterpret_cast<const float4*>(norm + i);
-        const float4 v =
-            make_float4(u.x * scale * w.x, u.y * scale * w.y, u.z * scale * w.z, u.w * scale * w.w);
-        write_parts(
-            v, turn.normed + static_cast<std::size_t>(row) * row_parts * hidden + part * width + i,
-            hidden, turn.raised == nullptr ? nullptr : turn.raised + out_at + i);
-        if (turn.normed_wide != nullptr)
-            *reinterpret_cast<float4*>(turn.normed_wide + out_at + i) = v;
+        write_normed(turn, row, part * width + i, u, scale, w);
     }
 #else
     __trap();
@@ -294,6 +234,8 @@ Status mhc_turn(const HyperConnectionTurn& turn, const LaunchContext& context) {
         return Error(ErrorCode::unsupported,
                      "the CUDA hyper-connections need a hidden size that "
                      "is a multiple of 64");
+    if (turn.rows > most_rows_of_clusters && turns_by_rows(turn))
+        return turn_by_rows(turn, context);
     const int width = turn.hidden / cluster_blocks;
     const std::size_t shared_bytes =
         static_cast<std::size_t>(streams) * width * 4 +

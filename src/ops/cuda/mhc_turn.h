@@ -5,7 +5,8 @@
 // Eight thread blocks of a cluster share a row: each holds an eighth of the hidden channels of all
 // streams in shared memory, the partial products meet through the cluster's shared memory and are
 // added in the order of the blocks.  fp32 throughout, the product with fn included; only normed is
-// also given in bf16 parts, which is what matrix products read.  Needs sm_90 or later.
+// also given in bf16 parts, which is what matrix products read.  Needs sm_90 or later.  Of many
+// rows two kernels do the same sums in the same order, so that fn is not read once for every row.
 #pragma once
 
 #include <cuda_bf16.h>
