@@ -117,10 +117,13 @@ KERNEL_TEST(few_row_gemm_of_every_format_and_row_count) {
     }
     for (Shape shape : {Shape{33, 200}, Shape{17, 8}, Shape{65, 1032}})
         check_shape(WeightFormat::bf16, shape, random);
-    // So large that the rows of many share a place, with blocks of 5 and 6 warps on a device of 132
-    // multiprocessors, over 1 to 8 slices; and a little too large.
+    // So large that the rows of many share a place, with blocks of several sizes and turns on a
+    // device of 132 multiprocessors, over 1 to 8 slices.
     for (Shape shape : {Shape{20480, 640}, Shape{24890, 512}, Shape{16801, 1152},
                         Shape{14101, 2176}, Shape{21120, 256}, Shape{25400, 384}})
+        check_shape(WeightFormat::bf16, shape, random);
+    // Fewer outputs in eight slices, which two or eight blocks have together there.
+    for (Shape shape : {Shape{4096, 2048}, Shape{2336, 4096}, Shape{3111, 2152}, Shape{288, 4096}})
         check_shape(WeightFormat::bf16, shape, random);
     check_shape(WeightFormat::fp8_block, {150, 200}, random);
     check_shape(WeightFormat::nvfp4, {50, 176}, random);
@@ -214,7 +217,11 @@ KERNEL_TEST(few_row_gemm_of_several_matrices_in_one_launch) {
 KERNEL_TEST(few_row_gemm_of_gate_and_up) {
     Random random(3);
     for (WeightFormat format : formats) {
-        for (Shape shape : {Shape{128, 384}, Shape{100, 2048}, Shape{70, 4096}}) {
+        std::vector<Shape> shapes = {{128, 384}, {100, 2048}, {70, 4096}};
+        // Of many rows two or eight blocks have eight slices together.
+        if (format == WeightFormat::bf16)
+            shapes.insert(shapes.end(), {Shape{2048, 2048}, Shape{1100, 2304}});
+        for (Shape shape : shapes) {
             const StoredMatrix gate(format, shape.n, shape.k, random);
             const StoredMatrix up(format, shape.n, shape.k, random);
             const PackedOnDevice packed_gate(gate), packed_up(up);

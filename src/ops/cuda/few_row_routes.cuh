@@ -2,7 +2,10 @@
 #pragma once
 
 #include "ops/cuda/few_row_kernel.cuh"
+#include "ops/cuda/prefill_gemm.h"
 #include "ops/cuda/shared_rows_kernel.cuh"
+#include "ops/cuda/sliced_rows_kernel.cuh"
+#include "ops/cuda/wide_rows_kernel.cuh"
 
 namespace percheron::ops::cuda {
 namespace {
@@ -35,12 +38,24 @@ int shared_groups(const FewRowLaunch& launch, bool swiglu, const LaunchContext& 
     return together;
 }
 
+// Of so many rows on the wide tensor core instruction is no slower.
+constexpr int least_wide_rows = 33;
+
 }  // namespace
 
 // More rows share a read of the weights, and more tiles share a read of the rows.  Neither changes
 // a bit of the result.
 template <WeightFormat format>
 Status launch_product(FewRowLaunch& launch, bool swiglu, const LaunchContext& context) {
+    if constexpr (format == WeightFormat::bf16) {
+        static const bool wide = has_prefill_kernels();
+        if (wide && launch.rows >= least_wide_rows) {
+            const int groups = swiglu ? 0 : wide_rows_groups(launch, context);
+            if (groups > 0) return launch_wide_rows(launch, groups, context);
+            const int cluster = sliced_rows_cluster(launch, swiglu, context);
+            if (cluster > 0) return launch_sliced_rows(launch, cluster, swiglu, context);
+        }
+    }
     switch (shared_groups(launch, swiglu, context)) {
         case 8:
             if constexpr (format == WeightFormat::bf16) {

@@ -1,5 +1,5 @@
-// The few-row product of many rows and many outputs: the same sums as few_row_kernel.cuh's, with
-// the rows in shared memory.
+// The few-row product of many rows and many outputs where there is no wide_rows_kernel.cuh: the
+// same sums as few_row_kernel.cuh's, with the rows in shared memory.
 //
 // There a thread block has all slices of a few tiles at once, a warp a slice, so that every block
 // reads all of x for few weights: of 64 rows twice the bytes of the weights, and the second-level

@@ -55,6 +55,13 @@ __device__ inline std::uint64_t swizzled_rows(std::uint32_t shared) {
     return swizzle_128 | eight_rows << 32 | std::uint64_t{1} << 16 | (shared & 0x3ffff) >> 4;
 }
 
+// The same of rows without a swizzle: pieces of 8 rows by 8 columns are 128 contiguous bytes, a
+// product's two pieces of the same rows lie side by side, and 8 rows are 256 bytes apart.
+__device__ inline std::uint64_t plain_rows(std::uint32_t shared) {
+    constexpr std::uint64_t eight_columns = 128 >> 4, eight_rows = 256 >> 4;
+    return eight_rows << 32 | eight_columns << 16 | (shared & 0x3ffff) >> 4;
+}
+
 // adds = 0: d is overwritten.
 template <int n>
 __device__ void multiply_tile(float (&d)[n / 2], const std::uint32_t (&a)[4], std::uint64_t b,
