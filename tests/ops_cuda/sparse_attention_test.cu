@@ -512,3 +512,62 @@ KERNEL_TEST(prefill_attention_against_the_reference) {
 KERNEL_TEST(prefill_attention_in_any_company) {
     if (ops::cuda::has_prefill_kernels()) prompt_rows_in_any_company();
 }
+
+// Many rows' blocks have whole rows, few rows' a split each: a row's bits are the same.
+KERNEL_TEST(latent_attention_of_many_rows_has_the_bits_of_few) {
+    Random random(24);
+    for (DType dtype : {DType::bf16, DType::f8_e4m3}) {
+        for (std::size_t heads : {20u, 70u}) {
+            const Caches caches(random, {{0, 9}, {250, 9}, {1100, 20}, {2400, 40}}, dtype);
+            const OnDeviceCaches device(caches);
+            const std::size_t rows = caches.rows();
+            std::vector<std::uint32_t> positions(rows * positions_width), counts(rows);
+            for (std::size_t row = 0; row < rows; ++row) {
+                const auto& s = caches.sequences[device.host_rows[row]];
+                // Also as few tokens as one, and whole splits.
+                const std::uint32_t seen =
+                    s.first_position + static_cast<std::uint32_t>(row) - s.first_row + 1;
+                const std::uint32_t most = row % 7 == 0 ? 1 : row % 5 == 0 ? 256 : topk + 3;
+                for (std::uint32_t p = 0; p < seen && counts[row] < most; ++p)
+                    if (p + most >= seen || random.below(8) != 0)
+                        positions[row * positions_width + counts[row]++] = p;
+            }
+            const OnDevice<__nv_bfloat16> absorbed(
+                as_bf16(normals(random, rows * heads * latent, 0.7f)));
+            const OnDevice<std::uint32_t> position_memory(positions), count_memory(counts);
+            OnDevice<__nv_bfloat16> read(rows * heads * latent);
+            OnDevice<float> partial(ops::cuda::attention_partial_floats(
+                static_cast<int>(heads), topk + 3, static_cast<int>(rows)));
+            const auto run = [&](const ops::cuda::DeviceBatch& batch, std::size_t first) {
+                ops::cuda::SelectedAttention op;
+                op.heads = static_cast<int>(heads);
+                op.scale = 1.0f / 16.0f;
+                op.absorbed = absorbed.data() + first * heads * latent;
+                op.pages = device.view;
+                op.batch = batch;
+                op.positions = position_memory.data() + first * positions_width;
+                op.positions_stride = positions_width;
+                op.counts = count_memory.data() + first;
+                op.most_tokens = topk + 3;
+                op.partial = partial.data();
+                op.read = read.data();
+                read.poison();
+                partial.poison();
+                CHECK_OK(ops::cuda::selected_attention(op, {}));
+                return read.download();
+            };
+            const auto all = run(device.batch(), 0);
+            const std::vector<std::uint32_t> none(rows);
+            const OnDevice<std::uint32_t> zeros(none);
+            for (std::size_t row = 0; row < rows; ++row) {
+                const auto alone = run({1, device.sequences.data() + device.host_rows[row], 1,
+                                        zeros.data(), device.pages.data()},
+                                       row);
+                CHECK_THAT(std::memcmp(alone.data(), all.data() + row * heads * latent,
+                                       heads * latent * 2) == 0,
+                           "%s, %zu heads, row %zu of %u tokens: bits change among many rows",
+                           std::string(name_of(dtype)).c_str(), heads, row, counts[row]);
+            }
+        }
+    }
+}

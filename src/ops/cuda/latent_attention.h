@@ -3,8 +3,9 @@
 //
 // One thread block computes 16 or 32 heads of a row over one split of 256 selected tokens, 64 at a
 // time: scores and reads on the tensor cores, running maximum and sum in fp32, weights rounded to
-// bf16 before both the read and the sum.  A second kernel joins a row's splits in order.  Latents
-// are bf16, or fp8 widened to the bf16 numbers they stand for; nothing depends on other rows.
+// bf16 before both the read and the sum.  A second kernel joins a row's splits in order; of many
+// rows a block has all splits of its own and joins them itself, in the same order.  Latents are
+// bf16, or fp8 widened to the bf16 numbers they stand for; nothing depends on other rows.
 #pragma once
 
 #include <cuda_bf16.h>
