@@ -34,7 +34,7 @@ struct FewRowProduct {
     int x_stride = 0;
     void* y = nullptr;  // [rows][y_stride]
     int y_stride = 0;
-    bool y_is_bf16 = false;  // else fp32; with `up` always bf16
+    bool y_is_bf16 = false;   // else fp32; with `up` always bf16
     bool y_is_input = false;  // of a further product: of prompts it is ordered (prefill_rows.h)
     // More than 0: a batch of products, one a head.  Outputs [h p, (h + 1) p) with p =
     // outputs_per_input (a multiple of 32) take their inputs from x + h * input_step.

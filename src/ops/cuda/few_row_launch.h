@@ -25,7 +25,7 @@ struct FewRowLaunch {
     FewRowSegment segments[largest_product_count];
     int segment_count;
     int units;
-    int tiles;  // of all segments, where they are counted through
+    int tiles;                       // of all segments, where they are counted through
     std::uint32_t units_reciprocal;  // 2^32 / units, rounded up
     int rows;
     int blocks;       // of k
