@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "ops/cuda/prefill_launch.h"
+#include "ops/cuda/shared_rings.cuh"
 #include "ops/cuda/weight_stream.cuh"
 #include "ops/cuda/wide_products.cuh"
 
@@ -93,22 +94,6 @@ __device__ inline PrefillTile tile_at(const PrefillLaunch& launch, int unit) {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void expect_bytes(std::uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-__device__ inline void arrive(std::uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// A box of rows, from column and row on.
-__device__ inline void copy_box(std::uint32_t to, const CUtensorMap& map, int column, int row,
-                                std::uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier)
-        : "memory");
-}
 __device__ inline void copy_bytes(std::uint32_t to, const void* from, int bytes,
                                   std::uint32_t barrier) {
     asm volatile(
@@ -244,15 +229,15 @@ __device__ inline void copy_tiles(const PrefillLaunch& launch, int units, std::u
         for (int stage = 0; stage < stages; ++stage) {
             wait_for_barrier(empty + 8 * slot, phase ^ 1);
             const std::uint32_t to = ring + slot * Size::stage_bytes, barrier = full + 8 * slot;
-            if (lane == 0) expect_bytes(barrier, bytes);
+            if (lane == 0) expect_copies(barrier, bytes);
             __syncwarp();
             if (lane < tiles) {
                 copy_bytes(to + Size::x_bytes + lane * Size::piece_bytes, from, Size::piece_bytes,
                            barrier);
             } else if (row_box < row_boxes) {
-                copy_box(to + column_box * tile_columns * 128 + row_box * box_bytes, s.x,
-                         tile.x_column + stage * Size::stage_k + column_box * 64,
-                         tile.x_row + row_box * grouped_box_rows, barrier);
+                copy_rows_box(to + column_box * tile_columns * 128 + row_box * box_bytes, s.x,
+                              tile.x_column + stage * Size::stage_k + column_box * 64,
+                              tile.x_row + row_box * grouped_box_rows, barrier);
             }
             from += Size::piece_bytes;
             if (++slot == Size::depth) {
@@ -306,7 +291,7 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
                 if (before >= 0) {
                     wait_for_products<1>();
                     keep(a[next]);
-                    if (lane == 0) arrive(empty + 8 * before);
+                    if (lane == 0) arrive_at(empty + 8 * before);
                 }
             }
             const int this_slot = slot;
@@ -324,7 +309,7 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
                 wait_for_products<0>();
                 keep(products_sum);
                 keep(a[here]);
-                if (lane == 0) arrive(empty + 8 * this_slot);
+                if (lane == 0) arrive_at(empty + 8 * this_slot);
 #pragma unroll
                 for (int i = 0; i < width / 2; ++i)
                     sum[i] =
@@ -346,7 +331,7 @@ __device__ inline void multiply_tiles(const PrefillLaunch& launch, int units, st
                 keep(products_sum);
                 keep(a[0]);
                 keep(a[1]);
-                if (lane == 0) arrive(empty + 8 * before);
+                if (lane == 0) arrive_at(empty + 8 * before);
 #pragma unroll
                 for (int i = 0; i < wide.value / 2; ++i)
                     sum[i] = products_sum[i];
