@@ -70,7 +70,7 @@ struct Choice {
 };
 
 struct RoundCosts {
-    const StepCosts* step = nullptr;    // by rows, drafts included
+    const StepCosts* step = nullptr;    // by rows, drafts included, and sequences
     const StepCosts* passes = nullptr;  // of the proposer that takes time, by sequences
     bool one_pass = false;              // it names all its drafts in one
 };

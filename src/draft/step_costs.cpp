@@ -57,10 +57,19 @@ StepCosts::Place StepCosts::place_of(double rows) {
     return {low, (rows - rows_of_a_node[low]) / (rows_of_a_node[low + 1] - rows_of_a_node[low])};
 }
 
-double StepCosts::log_relative(double rows) const {
+double StepCosts::log_relative(double rows, double sequences) const {
     const auto [low, part] = place_of(rows);
     const auto of = [](const Node& node) { return node.prior + node.correction; };
-    return of(nodes_[low]) + std::min(part, 1.0) * (of(nodes_[low + 1]) - of(nodes_[low]));
+    const double of_rows =
+        of(nodes_[low]) + std::min(part, 1.0) * (of(nodes_[low + 1]) - of(nodes_[low]));
+    return std::log(std::exp(of_rows) + sequence_share_ * (sequences - 1));
+}
+
+// The first step gives the level.
+double StepCosts::surprise_of(double rows, double seconds, double sequences) {
+    const double relative = log_relative(rows, sequences);
+    if (observed_ == 0) level_ = std::log(seconds) - relative;
+    return std::log(seconds) - level_ - relative;
 }
 
 StepCosts::Node& StepCosts::nearest(double rows) {
@@ -68,24 +77,21 @@ StepCosts::Node& StepCosts::nearest(double rows) {
     return nodes_[part > 0.5 ? low + 1 : low];
 }
 
-void StepCosts::observe(double rows, double seconds) {
+void StepCosts::observe(double rows, double seconds, double sequences) {
     if (!(seconds > 0) || rows < 1) {
         return;
     }
     Node& node = nearest(rows);
-    if (observed_ > 0) {
-        const double surprise = std::log(seconds) - level_ - log_relative(rows);
-        if (believes(node, surprise)) {
-            move_level(node, std::exchange(node.least, 0));
-        }
+    if (believes(node, surprise_of(rows, seconds, sequences))) {
+        move_level(node, std::exchange(node.least, 0));
     }
-    take(node, rows, seconds);
+    take(node, surprise_of(rows, seconds, sequences));
     node.last = observed_;
 }
 
-void StepCosts::probe(double rows, double seconds) {
+void StepCosts::probe(double rows, double seconds, double sequences) {
     if (seconds > 0 && rows >= 1) {
-        take(nearest(rows), rows, seconds);
+        take(nearest(rows), surprise_of(rows, seconds, sequences));
     }
 }
 
@@ -115,14 +121,12 @@ void StepCosts::move_level(const Node& moved, double by) {
     }
 }
 
-void StepCosts::take(Node& node, double rows, double seconds) {
-    if (observed_ == 0) {
-        level_ = std::log(seconds) - log_relative(rows);
-    }
+void StepCosts::take(Node& node, double surprise) {
     observed_ += 1;
-    const double limit = observed_ <= steps_until_known ? most_surprise_at_first : most_surprise;
-    const double surprise =
-        std::clamp(std::log(seconds) - level_ - log_relative(rows), -limit, limit);
+    // Against what was only guessed one step says a good deal.
+    const bool guessed = observed_ <= steps_until_known || node.seen == 0;
+    const double limit = guessed ? most_surprise_at_first : most_surprise;
+    surprise = std::clamp(surprise, -limit, limit);
     const double gain = std::max(least_correction_gain, 1 / (node.seen + 1 + prior_steps));
     node.correction += gain * surprise;
     node.seen += 1;
@@ -182,9 +186,10 @@ void StepCosts::tabulate() {
     }
 }
 
-double StepCosts::seconds(double rows) const {
+double StepCosts::seconds(double rows, double sequences) const {
     const auto [low, part] = place_of(rows);
-    return nodes_[low].seconds + part * (nodes_[low + 1].seconds - nodes_[low].seconds);
+    return nodes_[low].seconds + part * (nodes_[low + 1].seconds - nodes_[low].seconds) +
+           std::exp(level_) * sequence_share_ * (sequences - 1);
 }
 
 }  // namespace percheron::draft

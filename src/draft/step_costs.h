@@ -1,9 +1,11 @@
-// Seconds of a step by its rows, measured at start and refined while running.
+// Seconds of a step by its rows and sequences, measured at start and refined while running.
 //
-//   seconds(R) = level * prior(R) * correction(R)
-//   prior(R)   = 1 - row - experts + row * R + experts * touched(R) / touched(1)
-//   touched(R) = E (1 - (1 - k / E)^R)        of E experts k are chosen a row
+//   seconds(R, S) = level * (prior(R) * correction(R) + sequence * (S - 1))
+//   prior(R)      = 1 - row - experts + row * R + experts * touched(R) / touched(1)
+//   touched(R)    = E (1 - (1 - k / E)^R)        of E experts k are chosen a row
 //
+// Every sequence brings its state, however many rows it has: a plain step of sixteen sequences takes
+// longer than one of sixteen rows of two, and drafts must not look cheaper by the difference.
 // A step reads what all rows share once, and the experts that its rows touch: the prior says how
 // its time grows before anything was measured.  The correction is what measured steps of a like
 // number of rows said of it, carried over to numbers that were never seen.  The level is common to
@@ -34,14 +36,16 @@ class StepCosts {
     explicit StepCosts(StepShape shape = {});
 
     // A step that ran for its own sake.
-    void observe(double rows, double seconds);
+    void observe(double rows, double seconds, double sequences = 1);
     // A step that ran to be measured, at the start, where the machine may have had other work.
-    void probe(double rows, double seconds);
+    void probe(double rows, double seconds, double sequences = 1);
+    // What each sequence adds, as a share of a step of one row; 0 until it is known.
+    void set_sequence_share(double share) { sequence_share_ = share; }
     bool known() const { return observed_ > 0; }
     // How often large surprises were believed; what is known of other rows may be out of date then.
     std::uint32_t moves() const { return moves_; }
     // Rises with the rows, at least a little.
-    double seconds(double rows) const;
+    double seconds(double rows, double sequences = 1) const;
 
   private:
     // Kernels take rows by eights, so that a step may cost a good deal more from one row past a
@@ -65,15 +69,17 @@ class StepCosts {
         double part = 0;      // of the way to the next
     };
     static Place place_of(double rows);
-    double log_relative(double rows) const;
+    double log_relative(double rows, double sequences) const;
     Node& nearest(double rows);
-    void take(Node& node, double rows, double seconds);
+    void take(Node& node, double surprise);
+    double surprise_of(double rows, double seconds, double sequences);
     bool believes(Node& node, double surprise) const;
     void move_level(const Node& node, double by);
     void carry_over();
     void tabulate();
 
     std::array<Node, rows_of_a_node.size()> nodes_;
+    double sequence_share_ = 0;
     double level_ = 0;  // logarithm
     double observed_ = 0;
     std::uint32_t moves_ = 0;

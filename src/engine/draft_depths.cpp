@@ -90,13 +90,13 @@ void DraftDepths::learn(Sequence& sequence, std::uint32_t drafted, const draft::
 void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,
                            double seconds) {
     const std::uint32_t moves = step_costs_.moves();
-    step_costs_.observe(rows, seconds);
+    step_costs_.observe(rows, seconds, sequences);
     const double took = seconds + pass_seconds_;
     plain_steps_ += rows == sequences ? 1 : 0;
     // Where times have changed, drafted and plain steps are compared anew.
     if (step_costs_.moves() != moves) plain_steps_ = 0;
     allowance_.grow(took);
-    seconds_a_token_ = step_costs_.seconds(sequences) / sequences;
+    seconds_a_token_ = step_costs_.seconds(sequences, sequences) / sequences;
     for (std::uint32_t proposer = 0; proposer < accounts_.size(); ++proposer) {
         if ((drafters_ >> proposer & 1u) == 0) {
             accounts_[proposer].pass_by();
@@ -187,7 +187,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
         (choice.use_timed ? candidates[i].timed : candidates[i].copied) = choice.depth;
     }
     const auto count = static_cast<double>(candidates.size());
-    gain_ = best_rate * step_costs_.seconds(count) / count;
+    gain_ = best_rate * step_costs_.seconds(count, count) / count;
     explore(candidates, best);
     settle(candidates, best);
     return best;

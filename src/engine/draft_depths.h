@@ -36,9 +36,14 @@ class DraftDepths {
     // A round of the sequence's is over.
     void learn(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
     // Times measured at the start.
-    void probed_step(std::uint32_t rows, double seconds) { step_costs_.probe(rows, seconds); }
-    void probed_passes(std::uint32_t proposer, std::uint32_t passes, double seconds) {
-        pass_costs_[proposer].probe(1, seconds / passes);
+    void probed_step(std::uint32_t rows, std::uint32_t sequences, double seconds) {
+        step_costs_.probe(rows, seconds, sequences);
+    }
+    // Of a step of one row: what each further sequence adds to a step of as many rows.
+    void probed_sequence(double share) { step_costs_.set_sequence_share(share); }
+    void probed_passes(std::uint32_t proposer, std::uint32_t sequences, std::uint32_t passes,
+                       double seconds) {
+        pass_costs_[proposer].probe(sequences, seconds / passes);
     }
     // A decode step that gave `tokens` to `sequences`, and what proposers took before it.
     void saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,

@@ -16,6 +16,8 @@ namespace percheron::engine {
 
 // Rows of the steps; a row past eight and sixteen too, where kernels begin another tile.
 inline constexpr std::array<std::uint32_t, 8> probed_rows = {1, 2, 4, 8, 9, 16, 17, 32};
+// So many rows are also probed as rows of as many sequences, behind them a pass for them all.
+inline constexpr std::uint32_t probed_sequences = 8;
 
 // Steps of so many rows over the first slots and pages, which must be free and are as good as free
 // afterwards: whoever gets a slot has it cleared.  Takes about `short_probe` seconds where somebody

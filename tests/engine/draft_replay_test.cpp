@@ -65,12 +65,17 @@ class Named final : public draft::Proposer {
     bool takes_time_;
 };
 
-// Milliseconds of a step by its rows and of a pass by its sequences, between these straight lines.
+// Milliseconds of a step by its rows and of a pass by its sequences, between these straight lines;
+// every sequence beyond the first adds to a step.
 struct Machine {
     const char* name;
     std::map<double, double> step;
     std::map<double, double> pass;
+    double sequence = 0;
 
+    double step_at(double rows, double sequences) const {
+        return at(step, rows) + sequence * (sequences - 1);
+    }
     static double at(const std::map<double, double>& table, double rows) {
         auto above = table.upper_bound(rows);
         if (above == table.end()) --above;
@@ -81,8 +86,9 @@ struct Machine {
 };
 
 // The embedded model on two cores; the same by kernels that take rows by eights; one whose weights
-// do not fit the processor's caches, where a step reads most of what it reads for one row too.
-const std::array<Machine, 3> machines = {{
+// do not fit the processor's caches, where a step reads most of what it reads for one row too; and
+// the second with states that take a quarter of a step of sixteen sequences.
+const std::array<Machine, 4> machines = {{
     {"nano",
      {{1, 1.19}, {2, 1.5}, {4, 2.15}, {8, 3.4}, {16, 6}, {32, 11.5}, {128, 46}},
      {{1, 0.42}, {4, 1.2}, {16, 4}}},
@@ -103,6 +109,21 @@ const std::array<Machine, 3> machines = {{
     {"wide",
      {{1, 50}, {2, 58}, {4, 72}, {8, 98}, {16, 145}, {32, 230}, {128, 700}},
      {{1, 8}, {4, 14}, {16, 30}}},
+    {"states",
+     {{1, 1.19},
+      {2, 1.5},
+      {4, 2.1},
+      {8, 4},
+      {9, 5.2},
+      {16, 7.4},
+      {17, 9.8},
+      {24, 10.2},
+      {25, 12.4},
+      {32, 12.6},
+      {33, 15.2},
+      {128, 50}},
+     {{1, 0.42}, {4, 1.3}, {8, 2.4}, {16, 4.6}},
+     0.15},
 }};
 
 struct Setting {
@@ -138,11 +159,22 @@ class Replay {
         std::map<std::uint32_t, double> start;
         for (const std::uint32_t rows : probed_rows)
             start[rows] = conditions.slow_start * std::exp(conditions.blurred_start * draw());
+        double one = 1e9, together = 1e9, apart = 1e9;
         for (int round = 0; round < 3; ++round) {
             for (const std::uint32_t rows : probed_rows) {
-                depths_->probed_step(rows, start[rows] * blurred(Machine::at(machine_.step, rows)));
+                const std::uint32_t sequences = (rows + deepest) / (deepest + 1);
+                const double took = start[rows] * blurred(machine_.step_at(rows, sequences));
+                depths_->probed_step(rows, sequences, took);
+                if (rows == 1) one = std::min(one, took);
+                if (rows != 1 && rows != probed_sequences) continue;
+                depths_->probed_passes(layer, rows, 2,
+                                       start[rows] * 2 * blurred(Machine::at(machine_.pass, rows)));
+                if (rows != probed_sequences) continue;
+                together = std::min(together, took);
+                apart = std::min(apart, start[rows] * blurred(machine_.step_at(rows, rows)));
+                depths_->probed_sequence(std::max(0.0, apart - together) / (rows - sequences) /
+                                         one);
             }
-            depths_->probed_passes(layer, 2, start[1] * 2 * blurred(Machine::at(machine_.pass, 1)));
         }
     }
 
@@ -245,7 +277,7 @@ class Replay {
             rows += 1 + stream->drafted;
         }
         if (sequences == 0) return false;
-        const double took = blurred(Machine::at(machine_.step, rows));
+        const double took = blurred(machine_.step_at(rows, sequences));
         time_ += took;
         for (const auto& stream : streams_) {
             if (stream->over()) continue;
@@ -322,8 +354,8 @@ TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
             }
         }
     }
-    EXPECT_EQ(shares.size(), 72u);
-    EXPECT_GT(std::accumulate(shares.begin(), shares.end(), 0.0) / 72, 0.985);
+    EXPECT_EQ(shares.size(), 24 * machines.size());
+    EXPECT_GT(std::accumulate(shares.begin(), shares.end(), 0.0) / shares.size(), 0.985);
     EXPECT_GT(by_copies, 0u);
     EXPECT_GT(by_layer, 0u);
     EXPECT_GT(by_nobody, 0u);
