@@ -21,12 +21,12 @@ constexpr double most_surprise_at_first = 0.7;
 constexpr double most_surprise = 0.25;
 constexpr double steps_until_known = 4;
 
-// Surprises that are believed: so large, so many in a row; of fast steps fewer, for a machine with
+// Surprises that are believed: so large, so many in a row; of fast steps one, for a machine with
 // other work is slow by accident and never fast.  A number of rows was met lately if it
 // was among so many steps.
 constexpr double large_surprise = 0.35;
 constexpr int slow_to_believe = 6;
-constexpr int fast_to_believe = 2;
+constexpr int fast_to_believe = 1;
 constexpr double lately = 100;
 
 // A row is never taken for less than this share of a step of one row.
@@ -102,9 +102,8 @@ bool StepCosts::believes(Node& node, double surprise) const {
         return false;
     }
     if (node.alike == 0 || std::signbit(surprise) != std::signbit(node.least)) {
-        node.alike = 1;
+        node.alike = 0;
         node.least = surprise;
-        return false;
     }
     if (std::fabs(surprise) < std::fabs(node.least)) node.least = surprise;
     if (++node.alike < (surprise > 0 ? slow_to_believe : fast_to_believe)) return false;

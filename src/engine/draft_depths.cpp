@@ -20,18 +20,18 @@ constexpr std::array<double, 3> chances_of_passes = {0.7, 0.6, 0.6};
 constexpr double tries_at_first = 10;
 // For so many steps without a draft a proposer that bridges no gaps is kept up to date.
 constexpr std::uint32_t patience = 16;
-// Of so many drafted steps in a row one is left without: fewer where drafts gain so much that the
-// comparison need not be a close one, more while few were: what was measured at the start may have
-// been the machine's other work.
-constexpr double sure_gain = 1.2;
-constexpr std::uint32_t steps_between_plain[2][2] = {{64, 24}, {256, 128}};
-constexpr std::uint32_t plain_steps_to_know = 8;
-constexpr std::uint32_t steps_before_first_plain = 4;
+// One of so many drafted steps in a row is left without, so that what that loses is this share: where
+// drafts gain little the comparison is a close one, and often made.  While few were made they lie
+// closer: what was measured at the start may have been the machine's other work.
+constexpr double price_of_plain = 0.01;
+constexpr double fewest_between_plain = 4;
+constexpr double most_between_plain = 256;
+constexpr std::uint32_t plain_steps_to_know = 6;
 
-std::uint32_t steps_to_next_plain(bool sure, std::uint32_t plain_steps) {
-    const std::uint32_t most =
-        steps_between_plain[sure ? 1 : 0][plain_steps < plain_steps_to_know ? 1 : 0];
-    return std::min(most, steps_before_first_plain << std::min(plain_steps, plain_steps_to_know));
+std::uint32_t steps_to_next_plain(double gain, std::uint32_t plain_steps) {
+    const auto early = fewest_between_plain * (1u << std::min(plain_steps, plain_steps_to_know));
+    return static_cast<std::uint32_t>(std::clamp(
+        (gain - 1) / price_of_plain, fewest_between_plain, std::min(early, most_between_plain)));
 }
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
@@ -152,7 +152,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     if (candidates.empty() || !step_costs_.known()) {
         return nobody;
     }
-    if (drafted_run_ >= steps_to_next_plain(gain_ > sure_gain, plain_steps_)) {
+    if (drafted_run_ >= steps_to_next_plain(gain_, plain_steps_)) {
         settle(candidates, nobody);
         return nobody;
     }

@@ -87,8 +87,8 @@ TEST(StepCosts, BeyondWhatWasMeasuredAStepGrowsAsItDidBefore) {
         EXPECT_NEAR(costs.seconds(rows), line(rows), 0.1 * line(rows)) << rows;
 }
 
-// A machine that was busy while steps were probed shows itself in the first two steps of any number
-// of rows, one that got slower since in six; the others are taken to have been as wrong.
+// A machine that was busy while steps were probed shows itself in the first step of any number of
+// rows, one that got slower since in six; the others are taken to have been as wrong.
 TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
     for (const double busy : {0.4, 2.0, 5.0}) {
         for (const double met : {1.0, 2.0, 8.0}) {
@@ -99,7 +99,7 @@ TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
             // Meanwhile single steps have moved what is believed of the rows met by themselves.
             const double near = busy > 1 ? 0.15 : 0.25;
             const double ratio = costs.seconds(8) / costs.seconds(1);
-            for (int i = 1; i < (busy > 1 ? 2 : 6); ++i)
+            for (int i = 1; i < (busy > 1 ? 1 : 6); ++i)
                 costs.observe(met, curve(met));
             EXPECT_GT(std::fabs(std::log(costs.seconds(1) / curve(1))), 0.4) << busy << ", " << met;
             costs.observe(met, curve(met));
@@ -124,6 +124,37 @@ TEST(StepCosts, StepsThatWereMetLatelyDoNotFollowOthers) {
         costs.observe(1, 4 * curve(1));
     costs.observe(1, curve(1));
     EXPECT_NEAR(costs.seconds(1), one, 0.15 * one);
+}
+
+// Sixteen sequences of one row bring eight times the states of two sequences of eight; what was
+// probed with few sequences is right for many.
+TEST(StepCosts, SequencesAddWhatTheyBring) {
+    const auto of_both = [](double rows, double sequences) {
+        return curve(rows) + 0.00012 * (sequences - 1);
+    };
+    StepCosts costs({16, 4}), blind({16, 4});
+    for (int round = 0; round < 3; ++round) {
+        for (const double rows : {1.0, 2.0, 4.0, 8.0, 9.0, 16.0, 17.0, 32.0}) {
+            const double sequences = std::ceil(rows / 8);
+            costs.probe(rows, of_both(rows, sequences), sequences);
+            blind.probe(rows, of_both(rows, sequences));
+            if (rows == 8) {
+                costs.set_sequence_share((of_both(8, 8) - of_both(8, 1)) / 7 / of_both(1, 1));
+            }
+        }
+    }
+    for (const double sequences : {1.0, 4.0, 16.0})
+        for (const double rows : {16.0, 24.0, 32.0})
+            EXPECT_NEAR(costs.seconds(rows, sequences), of_both(rows, sequences),
+                        0.06 * of_both(rows, sequences));
+    // Plain steps of sixteen have been met, drafted ones have not: how much slower are they?
+    for (int i = 0; i < 50; ++i) {
+        costs.observe(16, of_both(16, 16), 16);
+        blind.observe(16, of_both(16, 16));
+    }
+    const double more = of_both(32, 16) / of_both(16, 16);
+    EXPECT_NEAR(costs.seconds(32, 16) / costs.seconds(16, 16), more, 0.05 * more);
+    EXPECT_LT(blind.seconds(32) / blind.seconds(16), 0.93 * more);
 }
 
 }  // namespace
