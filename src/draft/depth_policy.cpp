@@ -60,9 +60,8 @@ DepthPolicy::Round DepthPolicy::best_of(std::span<const Choice> choices, std::ui
     double tokens = sequences;
     for (std::uint32_t drafts = 0; drafts <= drafts_.size(); ++drafts) {
         if (drafts > 0) tokens += drafts_[drafts - 1].chance;
-        const double rate =
-            tokens / (costs.step->seconds(sequences + drafts, sequences) +
-                      (drafts > 0 ? pass_seconds : 0));
+        const double rate = tokens / (costs.step->seconds(sequences + drafts, sequences) +
+                                      (drafts > 0 ? pass_seconds : 0));
         if (rate > best.rate) {
             best.rate = rate;
             best.drafts = drafts;

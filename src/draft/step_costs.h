@@ -4,8 +4,8 @@
 //   prior(R)      = 1 - row - experts + row * R + experts * touched(R) / touched(1)
 //   touched(R)    = E (1 - (1 - k / E)^R)        of E experts k are chosen a row
 //
-// Every sequence brings its state, however many rows it has: a plain step of sixteen sequences takes
-// longer than one of sixteen rows of two, and drafts must not look cheaper by the difference.
+// Every sequence brings its state, however many rows it has: a plain step of sixteen sequences
+// takes longer than one of sixteen rows of two, and drafts must not look cheaper by the difference.
 // A step reads what all rows share once, and the experts that its rows touch: the prior says how
 // its time grows before anything was measured.  The correction is what measured steps of a like
 // number of rows said of it, carried over to numbers that were never seen.  The level is common to

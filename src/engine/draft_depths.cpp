@@ -20,9 +20,9 @@ constexpr std::array<double, 3> chances_of_passes = {0.7, 0.6, 0.6};
 constexpr double tries_at_first = 10;
 // For so many steps without a draft a proposer that bridges no gaps is kept up to date.
 constexpr std::uint32_t patience = 16;
-// One of so many drafted steps in a row is left without, so that what that loses is this share: where
-// drafts gain little the comparison is a close one, and often made.  While few were made they lie
-// closer: what was measured at the start may have been the machine's other work.
+// One of so many drafted steps in a row is left without, so that what that loses is this share:
+// where drafts gain little the comparison is a close one, and often made.  While few were made they
+// lie closer: what was measured at the start may have been the machine's other work.
 constexpr double price_of_plain = 0.01;
 constexpr double fewest_between_plain = 4;
 constexpr double most_between_plain = 256;
@@ -30,9 +30,13 @@ constexpr std::uint32_t plain_steps_to_know = 6;
 
 std::uint32_t steps_to_next_plain(double gain, std::uint32_t plain_steps) {
     const auto early = fewest_between_plain * (1u << std::min(plain_steps, plain_steps_to_know));
-    return static_cast<std::uint32_t>(std::clamp(
-        (gain - 1) / price_of_plain, fewest_between_plain, std::min(early, most_between_plain)));
+    return static_cast<std::uint32_t>(std::clamp((gain - 1) / price_of_plain, fewest_between_plain,
+                                                 std::min(early, most_between_plain)));
 }
+// Steps of copies cut short before one with whole ones, twice as many after each, so often.
+constexpr std::uint32_t fewest_before_deep = 4;
+constexpr std::uint32_t deep_steps_to_know = 5;
+constexpr double least_chance_of_deep = 0.7;
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
 constexpr std::uint32_t drafts_of_a_try = 2;
@@ -94,7 +98,7 @@ void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uin
     const double took = seconds + pass_seconds_;
     plain_steps_ += rows == sequences ? 1 : 0;
     // Where times have changed, drafted and plain steps are compared anew.
-    if (step_costs_.moves() != moves) plain_steps_ = 0;
+    if (step_costs_.moves() != moves) plain_steps_ = deep_steps_ = 0;
     allowance_.grow(took);
     seconds_a_token_ = step_costs_.seconds(sequences, sequences) / sequences;
     for (std::uint32_t proposer = 0; proposer < accounts_.size(); ++proposer) {
@@ -189,8 +193,35 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
     const auto count = static_cast<double>(candidates.size());
     gain_ = best_rate * step_costs_.seconds(count, count) / count;
     explore(candidates, best);
+    deepen(candidates);
     settle(candidates, best);
     return best;
+}
+
+// Copies that were cut short, or left out, though they are likely, whole for once: a step of so
+// many rows may be cheaper than it is taken for, and nothing else would show it.
+void DraftDepths::deepen(std::span<Candidate> candidates) {
+    const auto likely = [](const Candidate& candidate, const draft::Choice& choice) {
+        std::uint32_t drafts = 0;
+        for (double chance = 1; candidate.timed == 0 && drafts < choice.copy.most; ++drafts) {
+            chance *= choice.copy.chance(drafts);
+            if (chance < least_chance_of_deep) break;
+        }
+        return drafts;
+    };
+    bool cut = false;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        cut |= likely(candidates[i], best_choices_[i]) > candidates[i].copied;
+    }
+    if (!cut || ++shallow_run_ < fewest_before_deep << std::min(deep_steps_, deep_steps_to_know)) {
+        return;
+    }
+    shallow_run_ = 0;
+    ++deep_steps_;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        candidates[i].copied =
+            std::max(candidates[i].copied, likely(candidates[i], best_choices_[i]));
+    }
 }
 
 // Drafts that are not expected to pay but may, for all that has been seen, for who has gone without

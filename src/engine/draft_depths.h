@@ -4,9 +4,8 @@
 // of a pass (draft/step_costs.h); each step's depths are then those that give the whole batch the
 // most tokens a second (draft/depth_policy.h), down to none.  A draft that is not expected to pay
 // but may, for all that has been seen, is tried from an allowance (draft/ledger.h), so that texts
-// that change are noticed,
-// and now and then a step of a long run of drafted ones goes without, so that the comparison stays
-// fresh.
+// that change are noticed; now and then a step of a long run of drafted ones goes without, and one
+// whose likely copies are cut short takes them whole, so that the times compared stay fresh.
 #pragma once
 
 #include <array>
@@ -76,6 +75,7 @@ class DraftDepths {
     draft::RoundCosts costs_of(std::uint32_t timed) const;
     void list(std::span<const Candidate> candidates, std::uint32_t timed);
     void explore(std::span<Candidate> candidates, std::uint32_t timed);
+    void deepen(std::span<Candidate> candidates);
     void settle(std::span<Candidate> candidates, std::uint32_t timed);
 
     const Proposers& proposers_;
@@ -90,6 +90,8 @@ class DraftDepths {
     std::uint32_t drafters_ = 0;     // of the step under way, a bit each
     std::uint32_t drafted_run_ = 0;  // steps in a row with drafts
     std::uint32_t plain_steps_ = 0;  // without, since times changed
+    std::uint32_t shallow_run_ = 0;  // steps whose copies were cut short, since the latest deep one
+    std::uint32_t deep_steps_ = 0;   // since times changed
     std::uint32_t passed_ = nobody;  // whose passes the latest step had
     double gain_ = 1;                // of the latest choice over none, as expected
     double seconds_a_token_ = 0;     // of a step without drafts
