@@ -132,25 +132,26 @@ Status quantize(const Arguments& arguments, tools::QuantizeOptions options) {
     }
     const ByteProgress progress("quantize");
     options.progress = progress;
-    PERCHERON_ASSIGN(const tools::QuantizeReport report,
-                     tools::quantize(model, arguments.out, options));
-    print_report(report, arguments.out);
-
-    tools::QualityCard card;
-    card.command = command_line();
-    card.source = arguments.model;
-    card.source_bytes = report.source_bytes;
-    card.report = &report;
-    card.format = arguments.format;
-    card.method = options.calibration ? "gptq" : "rtn";
-    if (!held_out.empty()) {
-        card.texts = arguments.held_out;
-        PERCHERON_ASSIGN(card.quality, measure_quality(model, arguments.out, held_out, "auto",
-                                                       arguments.threads));
-    }
-    PERCHERON_TRY(tools::write_card(arguments.out, card));
-    if (!held_out.empty()) print_quality(card.quality);
-    return {};
+    options.finish = [&](const tools::QuantizeReport& report) -> Status {
+        print_report(report, arguments.out);
+        tools::QualityCard card;
+        card.command = command_line();
+        card.source = arguments.model;
+        card.source_bytes = report.source_bytes;
+        card.report = &report;
+        card.format = arguments.format;
+        card.method = options.calibration ? "gptq" : "rtn";
+        if (!held_out.empty()) {
+            card.texts = arguments.held_out;
+            PERCHERON_ASSIGN(card.quality, measure_quality(model, arguments.out, held_out, "auto",
+                                                           arguments.threads));
+        }
+        PERCHERON_TRY(tools::write_card(arguments.out, card));
+        if (!held_out.empty()) print_quality(card.quality);
+        return {};
+    };
+    const auto report = tools::quantize(model, arguments.out, options);
+    return report.ok() ? Status() : Status(report.error());
 }
 
 int run(const Arguments& arguments) {

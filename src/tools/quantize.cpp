@@ -379,6 +379,7 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     }
     // Last, so that a folder with a config is a whole checkpoint.
     PERCHERON_TRY(write_text_file(out / "config.json", config));
+    if (options.finish) PERCHERON_TRY(options.finish(report));
     PERCHERON_TRY(folder.remove_state());
     return report;
 }

@@ -42,6 +42,8 @@ struct Calibration {
     double damping = 0.01;        // FactorOptions
 };
 
+struct QuantizeReport;
+
 struct QuantizeOptions {
     ops::WeightFormat format = ops::WeightFormat::w4a16;  // w4a16, fp8_block or nvfp4
     // Patterns as in quantization configs (checkpoint/quantization_config.h).
@@ -53,6 +55,9 @@ struct QuantizeOptions {
     std::size_t threads = 0;  // 0: all
     // Called after every weight with the bytes of the source read so far and in all.
     std::function<void(Bytes done, Bytes total)> progress;
+    // Called once the checkpoint is whole, for what describes it.  If it fails or is stopped, the
+    // same run started again comes back to it.
+    std::function<Status(const QuantizeReport&)> finish;
 };
 
 struct QuantizeReport {

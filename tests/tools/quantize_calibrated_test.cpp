@@ -351,6 +351,38 @@ TEST_F(CalibratedQuantize, AStoppedRunGoesOnToTheSameBytes) {
     }
 }
 
+// The card of a large model takes hours: a run that was stopped while it was measured comes back to
+// it, and to nothing before it.
+TEST_F(CalibratedQuantize, ARunStoppedBehindItsLastWeightComesBackToItsCard) {
+    write(model_of(14, 3));
+    for (const bool sharded : {false, true}) {
+        QuantizeOptions options = options_of(random_texts(15, 3, 80));
+        options.shard_limit = sharded ? 200'000 : Bytes{5} << 30;
+        const std::string whole = sharded ? "sharded" : "joined", name = whole + " again";
+        run(options, whole);
+        int measured = 0;
+        options.finish = [&](const QuantizeReport& report) -> Status {
+            EXPECT_EQ(report.calibration_texts, 3u);
+            EXPECT_TRUE(Checkpoint::open(out(name)).ok());
+            if (++measured < 3) return Error(ErrorCode::io, "no room for the card");
+            return write_text_file(out(name) / "QUALITY.md", "good");
+        };
+        for (int stop = 0; stop < 2; ++stop) {
+            const auto stopped = quantize(source(), out(name), options);
+            ASSERT_FALSE(stopped.ok());
+            EXPECT_EQ(stopped.error().message(), "no room for the card");
+        }
+        run(options, name);
+        EXPECT_EQ(measured, 3);
+        auto made = content(out(name));
+        EXPECT_EQ(made.erase("QUALITY.md"), 1u);
+        EXPECT_EQ(made, content(out(whole)));
+        // Whole now: nothing of it is done again.
+        EXPECT_FALSE(quantize(source(), out(name), options).ok());
+        EXPECT_EQ(measured, 3);
+    }
+}
+
 TEST_F(CalibratedQuantize, AnotherRunDoesNotGoOnFromAnUnfinishedOne) {
     testing::GTEST_FLAG(death_test_style) = "fast";
     write(model_of(17));
