@@ -50,6 +50,16 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
     const fs::path state = out / ".quantize";
     const fs::path description = state / "run.json";
     std::error_code error;
+    if (!fs::exists(description, error)) PERCHERON_TRY(make_output_folder(out, bytes));
+    error.clear();
+    fs::create_directories(state, error);
+    if (error) return io_error(state, "make the folder", error);
+    auto lock = FileLock::take(state / "lock");
+    if (!lock.ok()) {
+        return Error(lock.error().code(), out.string() + ": " + lock.error().message() +
+                                              "; wait for its end or name another OUT");
+    }
+    // What another run did before it let go is looked at now.
     if (fs::exists(description, error)) {
         PERCHERON_ASSIGN(const std::string found, read_text_file(description, largest_manifest));
         if (found != run) {
@@ -59,14 +69,11 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
                              "; repeat that run, remove the folder or name another OUT");
         }
         PERCHERON_TRY(check_free_space(out, bytes - std::min(bytes, bytes_below(state))));
-        return QuantizeFolder(out, state);
+        return QuantizeFolder(out, state, std::move(*lock));
     }
     PERCHERON_TRY(make_output_folder(out, bytes));
-    error.clear();
-    fs::create_directories(state, error);
-    if (error) return io_error(state, "make the folder", error);
     PERCHERON_TRY(write_text_file(description, run));
-    return QuantizeFolder(out, state);
+    return QuantizeFolder(out, state, std::move(*lock));
 }
 
 fs::path QuantizeFolder::part(std::size_t shard) const {

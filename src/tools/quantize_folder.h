@@ -1,6 +1,7 @@
 // OUT while it is being written: OUT/.quantize holds finished parts, one file a shard, and a record
 // a section, so that a run that was stopped goes on behind the last finished section.
 //
+//   lock               whose it is now: one run at a time
 //   run.json           what is being done; another run does not go on from here
 //   part-00007         a shard, complete
 //   section-2.json     the section's parts and everything before them are complete
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors_writer.h"
+#include "core/file_lock.h"
 #include "core/status.h"
 
 namespace percheron::tools {
@@ -22,8 +24,8 @@ class QuantizeFolder {
   public:
     // Makes the folder, or finds the run described by `run` in it.  `bytes` is what the whole run
     // writes at most; a disk that has not as much free, what is already there counted in, is
-    // refused. Errors: invalid_argument (no folder, a checkpoint is there, an unfinished run that
-    // differs: names the first difference); io.
+    // refused.  Errors: invalid_argument (no folder, a checkpoint is there, an unfinished run that
+    // differs: names the first difference); unavailable (another process writes it); io.
     static Result<QuantizeFolder> open(const std::filesystem::path& out, const std::string& run,
                                        Bytes bytes);
 
@@ -41,12 +43,13 @@ class QuantizeFolder {
     Status remove_state();
 
   private:
-    QuantizeFolder(std::filesystem::path out, std::filesystem::path state)
-        : out_(std::move(out)), state_(std::move(state)) {}
+    QuantizeFolder(std::filesystem::path out, std::filesystem::path state, FileLock lock)
+        : out_(std::move(out)), state_(std::move(state)), lock_(std::move(lock)) {}
     std::filesystem::path record_path(std::size_t section) const;
     Status join(const std::vector<std::vector<checkpoint::TensorHeader>>& shards);
 
     std::filesystem::path out_, state_;
+    FileLock lock_;
 };
 
 }  // namespace percheron::tools

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/formats.h"
@@ -377,6 +378,26 @@ TEST_F(Quantize, AWeightThatIsNotFiniteIsNamedAndNothingRunnableIsLeft) {
         EXPECT_FALSE(fs::exists(out.path() / "config.json"));
         EXPECT_FALSE(fs::exists(out.path() / "model.safetensors"));
     }
+}
+
+// Two runs that wrote one folder would mix their shards, and both would seem to succeed.
+TEST(QuantizeFolders, OneRunAtATimeWritesAFolder) {
+    const TemporaryFolder root;
+    const std::filesystem::path out = root.path() / "out";
+    for (const bool begun : {false, true}) {
+        auto first = QuantizeFolder::open(out, "{}", 0);
+        ASSERT_TRUE(first.ok()) << first.error().message();
+        for (const char* run : {"{}", R"({"format": "nvfp4"})"}) {
+            const auto second = QuantizeFolder::open(out, run, 0);
+            ASSERT_FALSE(second.ok());
+            EXPECT_EQ(second.error().code(), ErrorCode::unavailable) << begun;
+            EXPECT_THAT(second.error().message(),
+                        AllOf(HasSubstr(out.string()), HasSubstr("in use by another process (" +
+                                                                 std::to_string(::getpid()))));
+        }
+    }
+    // The one before has let go, and what it left is gone on from.
+    EXPECT_TRUE(QuantizeFolder::open(out, "{}", 0).ok());
 }
 
 TEST(QuantizeFolders, ADiskTooSmallIsRefusedBeforeAnythingIsWritten) {
