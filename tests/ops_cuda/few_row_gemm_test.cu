@@ -214,6 +214,79 @@ KERNEL_TEST(few_row_gemm_of_several_matrices_in_one_launch) {
     }
 }
 
+// Heads with inputs of their own, and matrices with rows of their own in one launch.  Of many rows
+// and many outputs units of several sizes must stay within one of them.
+KERNEL_TEST(few_row_gemm_of_matrices_with_inputs_of_their_own) {
+    Random random(5);
+    struct Set {
+        std::size_t matrices, heads, outputs, k;  // outputs and k of a head
+    };
+    for (Set set : {Set{1, 64, 512, 256}, Set{1, 64, 256, 512}, Set{2, 1, 8192, 128},
+                    Set{2, 1, 10000, 256}, Set{1, 5, 96, 384}, Set{2, 40, 160, 128}}) {
+        const std::size_t n = set.heads * set.outputs, x_stride = set.heads * set.k;
+        std::vector<std::unique_ptr<StoredMatrix>> stored;
+        std::vector<std::unique_ptr<PackedOnDevice>> packed;
+        std::vector<std::vector<__nv_bfloat16>> x_host;
+        std::vector<std::unique_ptr<OnDevice<__nv_bfloat16>>> x;
+        for (std::size_t i = 0; i < set.matrices; ++i) {
+            stored.push_back(std::make_unique<StoredMatrix>(WeightFormat::bf16, n, set.k, random));
+            packed.push_back(std::make_unique<PackedOnDevice>(*stored.back()));
+            x_host.push_back(as_bf16(normals(random, most_rows * x_stride)));
+            x.push_back(std::make_unique<OnDevice<__nv_bfloat16>>(x_host.back()));
+        }
+        const std::size_t stride = set.matrices * n;
+        OnDevice<float> y(most_rows * stride);
+        const auto run = [&](std::size_t first, int rows) {
+            y.poison();
+            std::vector<ops::cuda::FewRowProduct> products(set.matrices);
+            for (std::size_t i = 0; i < set.matrices; ++i) {
+                products[i].weight = packed[i]->view();
+                products[i].x = x[i]->data() + first * x_stride;
+                products[i].x_stride = static_cast<int>(x_stride);
+                products[i].y = y.data() + i * n;
+                products[i].y_stride = static_cast<int>(stride);
+                if (set.heads > 1) {
+                    products[i].outputs_per_input = static_cast<int>(set.outputs);
+                    products[i].input_step = static_cast<int>(set.k);
+                }
+            }
+            CHECK_OK(ops::cuda::few_row_gemm(products, rows, limit, {}));
+            return y.download();
+        };
+        constexpr int many = 70;
+        const auto whole = run(0, many);
+        for (std::size_t row : {0u, 33u, 69u}) {
+            for (std::size_t i = 0; i < set.matrices; ++i) {
+                std::vector<double> expected(n);
+                double terms = 0;
+                std::vector<float> weights(set.k);
+                for (std::size_t o = 0; o < n; ++o) {
+                    ops::dequantise_row(stored[i]->view(), o, weights.data());
+                    const __nv_bfloat16* const from =
+                        x_host[i].data() + row * x_stride + o / set.outputs * set.k;
+                    for (std::size_t k = 0; k < set.k; ++k) {
+                        const double term = static_cast<double>(weights[k]) *
+                                            static_cast<double>(__bfloat162float(from[k]));
+                        expected[o] += term;
+                        terms += term * term;
+                    }
+                }
+                const double error =
+                    relative_error({whole.data() + row * stride + i * n, n}, expected, terms);
+                CHECK_THAT(error < 2e-6, "%zu heads of %zux%zu, matrix %zu, row %zu: error %.3g",
+                           set.heads, set.outputs, set.k, i, row, error);
+            }
+        }
+        for (int rows : {1, 7, 9, 20, 33, 64}) {
+            const auto first = static_cast<std::size_t>(random.below(many - rows + 1));
+            const auto some = run(first, rows);
+            CHECK_THAT(same_bits(some.data(), whole.data() + first * stride, rows * stride),
+                       "%zu heads of %zux%zu at %d rows: bits changed", set.heads, set.outputs,
+                       set.k, rows);
+        }
+    }
+}
+
 KERNEL_TEST(few_row_gemm_of_gate_and_up) {
     Random random(3);
     for (WeightFormat format : formats) {

@@ -251,6 +251,15 @@ inline bool share_rows(FewRowLaunch& launch) {
     return same;
 }
 
+// Whether every run of so many tiles, counted through all matrices, reads the same rows where the
+// matrices and their heads have rows of their own.
+inline bool units_share_rows(const FewRowLaunch& launch, int unit_tiles) {
+    return std::all_of(launch.segments, launch.segments + launch.segment_count,
+                       [&](const FewRowSegment& s) {
+                           return s.tiles_per_input % unit_tiles == 0 && s.tiles % unit_tiles == 0;
+                       });
+}
+
 // A segment's first_unit is its first tile here.
 inline void number_tiles(FewRowLaunch& launch) {
     int tiles = 0;
@@ -261,12 +270,13 @@ inline void number_tiles(FewRowLaunch& launch) {
 }
 
 // How many groups of warps the blocks should have: as evenly as tiles go around, and the more the
-// fewer reads of x.  0: matrices that read different rows, or too few tiles for half of the
+// fewer reads of x.  0: units that would read different rows, or too few tiles for half of the
 // multiprocessors.
 inline int wide_rows_groups(FewRowLaunch& launch, const LaunchContext& context) {
-    if (!share_rows(launch)) return 0;
+    const bool same = share_rows(launch);
     int best = 0, least = 0;
     for (const int groups : {4, 3, 2}) {
+        if (!same && !units_share_rows(launch, 4 * groups)) continue;
         const int units = (launch.tiles + 4 * groups - 1) / (4 * groups);
         if (2 * units < context.multiprocessors) continue;
         const int turns = (units + context.multiprocessors - 1) / context.multiprocessors;
