@@ -193,9 +193,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     load->add_flag("--json", bench->json, "Print JSON");
     load->callback([bench, &exit_code] {
         const Result<bool> result = run_load(*bench);
-        if (!result.ok()) {
-            std::fprintf(stderr, "percheron bench load: %s\n", result.error().message().c_str());
-        }
+        if (!result.ok()) say_fault("bench load", result.error().message());
         exit_code = result.ok() && *result ? 0 : 1;
     });
 }

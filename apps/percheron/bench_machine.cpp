@@ -78,8 +78,7 @@ void add_bench_machine(CLI::App& bench, int& exit_code) {
         arguments->options.file = arguments->file;
         const auto figures = tools::measure_machine(arguments->options);
         if (!figures.ok()) {
-            std::fprintf(stderr, "percheron bench machine: %s\n",
-                         figures.error().message().c_str());
+            say_fault("bench machine", figures.error().message());
             exit_code = 1;
             return;
         }

@@ -210,7 +210,7 @@ class Conversation {
         const Status status = reply(terminal);
         if (!status.ok()) {
             messages_.erase(messages_.size() - 1);
-            std::fprintf(stderr, "percheron chat: %s\n", status.error().message().c_str());
+            say_fault("chat", status.error().message());
         }
         return status.ok();
     }
@@ -331,9 +331,7 @@ void add_chat(CLI::App& app, int& exit_code) {
     command->add_option("--top-p", arguments->top_p, "Nucleus (default: the model's)");
     command->callback([arguments, &exit_code] {
         const auto talked = talk(*arguments);
-        if (!talked.ok()) {
-            std::fprintf(stderr, "percheron chat: %s\n", talked.error().message().c_str());
-        }
+        if (!talked.ok()) say_fault("chat", talked.error().message());
         exit_code = talked.ok() && *talked ? 0 : 1;
     });
 }

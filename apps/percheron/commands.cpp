@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "core/visible_text.h"
+
 namespace percheron::apps {
 
 std::vector<AddCommand> all_commands() {
@@ -9,10 +11,14 @@ std::vector<AddCommand> all_commands() {
             add_inspect, add_quality, add_quantize, add_score,         add_synth, add_top};
 }
 
+void say_fault(std::string_view command, std::string_view message) {
+    std::fprintf(stderr, "percheron %.*s: %s\n", static_cast<int>(command.size()), command.data(),
+                 visible_text(message).c_str());
+}
+
 int exit_code_of(const Status& done, std::string_view command) {
     if (done.ok()) return 0;
-    std::fprintf(stderr, "percheron %.*s: %s\n", static_cast<int>(command.size()), command.data(),
-                 done.error().message().c_str());
+    say_fault(command, done.error().message());
     return 1;
 }
 

@@ -16,7 +16,9 @@ using AddCommand = std::function<void(CLI::App& app, int& exit_code)>;
 
 std::vector<AddCommand> all_commands();
 
-// 0, or 1 after the fault was said as "percheron COMMAND: …" on stderr.
+// Says a fault as "percheron COMMAND: …" on stderr; names in it may come from files.
+void say_fault(std::string_view command, std::string_view message);
+// 0, or 1 after the fault was said.
 int exit_code_of(const Status& done, std::string_view command);
 
 void add_draft(CLI::App& app, int& exit_code);

@@ -12,6 +12,7 @@
 
 #include "commands.h"
 #include "core/files.h"
+#include "core/visible_text.h"
 #include "load_flags.h"
 #include "number_checks.h"
 #include "text/tokenizer.h"
@@ -52,7 +53,7 @@ void print_agreement(const Agreements& agreements, float temperature) {
                     agreement.coupled / n, agreement.classical / n, agreement.bound / n);
     };
     for (const auto& [kind, agreement] : agreements) {
-        line(kind, agreement);
+        line(visible_text(kind), agreement);
         all.add(agreement);
     }
     line("all", all);
@@ -62,7 +63,7 @@ std::string name_of(const RoundsOf& what) {
     std::string name = what.kind;
     if (!what.language.empty()) name += " " + what.language;
     if (what.depth > 0) name += " @" + std::to_string(what.depth);
-    return name;
+    return visible_text(name);
 }
 
 std::string name_of(const tools::DraftWish& wish) {

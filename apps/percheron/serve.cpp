@@ -274,7 +274,7 @@ void add_serve(CLI::App& app, int& exit_code) {
         const Status status = serve(*options);
         set_log_sink(nullptr);
         if (status.ok()) return;
-        std::fprintf(stderr, "percheron serve: %s\n", status.error().message().c_str());
+        say_fault("serve", status.error().message());
         exit_code = status.error().code() == ErrorCode::invalid_argument ? 2 : 1;
     });
 }

@@ -30,7 +30,7 @@ struct Arguments {
 };
 
 int fail(int code, const std::string& message) {
-    std::fprintf(stderr, "percheron synth: %s\n", message.c_str());
+    say_fault("synth", message);
     return code;
 }
 

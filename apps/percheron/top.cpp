@@ -105,7 +105,7 @@ bool terminal_can_draw() {
 }
 
 void print_error(const Error& error) {
-    std::fprintf(stderr, "percheron top: %s\n", error.message().c_str());
+    say_fault("top", error.message());
 }
 
 double seconds_now() {

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdio>
 
+#include "core/visible_text.h"
+
 namespace percheron {
 namespace {
 
@@ -12,7 +14,7 @@ class StderrSink final : public LogSink {
         const char* tag = level == LogLevel::error     ? "error: "
                           : level == LogLevel::warning ? "warning: "
                                                        : "";
-        std::fprintf(stderr, "%s%.*s\n", tag, static_cast<int>(message.size()), message.data());
+        std::fprintf(stderr, "%s%s\n", tag, visible_text(message).c_str());
     }
 };
 

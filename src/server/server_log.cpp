@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "core/visible_text.h"
 #include "server/sse.h"
 
 namespace percheron::server {
@@ -55,7 +56,7 @@ std::string render_fields(LogFormat format, std::string_view message,
             text += '=';
             append_value(text, format, field);
         }
-        return text;
+        return visible_text(text);
     }
     text += "\"message\":";
     append_quoted(text, message);

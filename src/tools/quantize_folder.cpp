@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::TensorHeader;
-using SortedJson = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr Bytes largest_manifest = Bytes{1} << 30;
 
@@ -20,13 +20,16 @@ Error io_error(const fs::path& path, const char* what, const std::error_code& er
     return Error(ErrorCode::io, path.string() + ": cannot " + what + ": " + error.message());
 }
 
-// The first field in which two descriptions differ.
+// The first field in which two descriptions differ, in the order that they were written in.
 std::string difference(const std::string& one, const std::string& other) {
-    const SortedJson a = SortedJson::parse(one, nullptr, false);
-    const SortedJson b = SortedJson::parse(other, nullptr, false);
+    const Json a = Json::parse(one, nullptr, false);
+    const Json b = Json::parse(other, nullptr, false);
     if (!a.is_object() || !b.is_object()) return "its description";
     for (const auto& [key, value] : a.items()) {
         if (!b.contains(key) || b[key] != value) return key;
+    }
+    for (const auto& [key, value] : b.items()) {
+        if (!a.contains(key)) return key;
     }
     return "its description";
 }

@@ -26,6 +26,7 @@
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
 #include "support/host_caches.h"
+#include "support/read_whole.h"
 #include "support/sequence_runner.h"
 #include "text/tokenizer.h"
 
@@ -522,20 +523,26 @@ const std::vector<Trials::Kind> Trials::kinds = {
 }  // namespace percheron::tests
 
 int main(int count, char** values) {
-    const std::size_t trials = count > 1 ? std::strtoul(values[1], nullptr, 10) : 10000;
-    const std::uint64_t seed = count > 2 ? std::strtoull(values[2], nullptr, 10) : 1;
+    std::uint64_t trials = 10000;
+    std::uint64_t seed = 1;
+    if (count > 3 ||
+        (count > 1 && !percheron::tests::read_whole(values[1], std::uint64_t{1}, trials)) ||
+        (count > 2 && !percheron::tests::read_whole(values[2], std::uint64_t{0}, seed))) {
+        std::fprintf(stderr, "usage: checkpoint_mutations [COUNT, from 1] [SEED]\n");
+        return 2;
+    }
     for (const int number : {SIGPROF, SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL}) {
         std::signal(number, percheron::tests::report_signal);
     }
     percheron::tests::Trials all(seed);
-    for (std::size_t trial = 0; trial < trials; ++trial) {
+    for (std::uint64_t trial = 0; trial < trials; ++trial) {
         // Computing, not waiting: a trial holds no lock, and a busy machine is no fault of its own.
         const itimerval limit{{0, 0}, {30, 0}};
         setitimer(ITIMER_PROF, &limit, nullptr);
         all.run(trial);
     }
     std::printf(
-        "%zu mutations of checkpoints, seed %llu: none crashed, hung or was opened wrongly\n",
-        trials, static_cast<unsigned long long>(seed));
+        "%llu mutations of checkpoints, seed %llu: none crashed, hung or was opened wrongly\n",
+        static_cast<unsigned long long>(trials), static_cast<unsigned long long>(seed));
     all.print();
 }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "support/read_whole.h"
 #include "tools/run_command.h"
 
 namespace percheron::tools {
@@ -15,6 +16,20 @@ namespace fs = std::filesystem;
 using checkpoint::test::TemporaryFolder;
 using testing::CommandOutcome;
 using testing::run_command;
+
+// The programs beside the tests read their counts by it: a slip must not pass for a run.
+TEST(CommandLine, ProgramsOfTestsTakeWholeNumbersOnly) {
+    for (const char* text : {"", "abc", "-1", "+1", "1x", "0x10", "1e4", " 1", "1 ", "1.0",
+                             "18446744073709551616", "99999999999999999999999"}) {
+        std::uint64_t number = 0;
+        EXPECT_FALSE(tests::read_whole(text, std::uint64_t{0}, number)) << text;
+    }
+    std::uint64_t number = 0;
+    EXPECT_FALSE(tests::read_whole("0", std::uint64_t{1}, number));
+    EXPECT_TRUE(tests::read_whole("0", std::uint64_t{0}, number));
+    EXPECT_TRUE(tests::read_whole("18446744073709551615", std::uint64_t{1}, number));
+    EXPECT_EQ(number, 18446744073709551615u);
+}
 
 TEST(CommandLine, WhatMeansNothingIsRefusedInWords) {
     const TemporaryFolder folder;

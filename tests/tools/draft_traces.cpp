@@ -18,6 +18,7 @@
 #include "core/files.h"
 #include "draft/copy_proposer.h"
 #include "engine/reply_collector.h"
+#include "support/read_whole.h"
 #include "text/tokenizer.h"
 #include "tools/draft_measure.h"
 #include "tools/load_engine.h"
@@ -127,11 +128,13 @@ int run(const char* file, float temperature, std::uint32_t tokens) {
 }  // namespace percheron::tools
 
 int main(int count, char** values) {
-    if (count < 3) {
-        std::fprintf(stderr, "draft_traces PROMPTS.jsonl TEMPERATURE [TOKENS]\n");
+    char* rest = nullptr;
+    const float temperature = count > 2 ? std::strtof(values[2], &rest) : 0.0f;
+    std::uint32_t tokens = 192;
+    if (count < 3 || count > 4 || rest == values[2] || *rest != '\0' ||
+        (count > 3 && !percheron::tests::read_whole(values[3], 1u, tokens))) {
+        std::fprintf(stderr, "draft_traces PROMPTS.jsonl TEMPERATURE [TOKENS, from 1]\n");
         return 2;
     }
-    return percheron::tools::run(
-        values[1], std::strtof(values[2], nullptr),
-        count > 3 ? static_cast<std::uint32_t>(std::strtoul(values[3], nullptr, 10)) : 192);
+    return percheron::tools::run(values[1], temperature, tokens);
 }

@@ -27,6 +27,7 @@
 #include "checkpoint/config.h"
 #include "checkpoint/small_model.h"
 #include "engine/reply_collector.h"
+#include "support/read_whole.h"
 #include "text/tokenizer.h"
 #include "tools/drafter_files.h"
 #include "tools/load_engine.h"
@@ -196,11 +197,15 @@ int run(const std::string& wanted, std::uint32_t tokens, const std::vector<std::
 
 int main(int count, char** values) {
     const std::string drafters = count > 1 ? values[1] : "own,windowed,counted";
-    const auto tokens =
-        static_cast<std::uint32_t>(count > 2 ? std::strtoul(values[2], nullptr, 10) : 200);
+    std::uint32_t tokens = 200;
+    bool right = count <= 2 || percheron::tests::read_whole(values[2], 1u, tokens);
     std::vector<std::size_t> lengths;
     for (int i = 3; i < count; ++i)
-        lengths.push_back(std::strtoul(values[i], nullptr, 10));
+        right &= percheron::tests::read_whole(values[i], std::size_t{1}, lengths.emplace_back());
+    if (!right) {
+        std::fprintf(stderr, "usage: long_prompts [DRAFTERS [TOKENS [LENGTH...]]]\n");
+        return 2;
+    }
     if (lengths.empty()) lengths = {131'071, 131'072, 131'328, 262'144};
     return percheron::tools::run(drafters, tokens, lengths);
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "checkpoint/safetensors_writer.h"
+#include "support/read_whole.h"
 #include "tools/quantize_gptq.h"
 #include "tools/quantize_layers.h"
 #include "tools/quantize_rounder.h"
@@ -126,12 +127,12 @@ Status run(const std::filesystem::path& folder, const std::filesystem::path& tex
 }  // namespace percheron::tools
 
 int main(int count, char** arguments) {
-    if (count != 5) {
+    std::size_t tokens = 0;
+    if (count != 5 || !percheron::tests::read_whole(arguments[4], std::size_t{1}, tokens)) {
         std::fprintf(stderr, "usage: %s MODEL TEXTS.jsonl OUT.safetensors TOKENS\n", arguments[0]);
         return 2;
     }
-    const auto done = percheron::tools::run(arguments[1], arguments[2], arguments[3],
-                                            std::strtoul(arguments[4], nullptr, 10));
+    const auto done = percheron::tools::run(arguments[1], arguments[2], arguments[3], tokens);
     if (!done.ok()) std::fprintf(stderr, "%s\n", done.error().message().c_str());
     return done.ok() ? 0 : 1;
 }
