@@ -9,9 +9,11 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "core/visible_text.h"
 #include "text/chat_prompt.h"
 #include "tools/drawn_tasks.h"
 #include "tools/eval_tasks.h"
+#include "tools/figure_text.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
@@ -161,7 +163,8 @@ Result<int> run(const EvalArguments& arguments) {
             report.push_back(
                 {{"task", row.task}, {"items", row.items}, {"accuracy", row.accuracy()}});
             if (arguments.json) continue;
-            fmt::print("{:<16}{:>7}{:>9.2f}%\n", row.task, row.items, 100 * row.accuracy());
+            fmt::print("{:<16}{:>7}{:>9.2f}%\n", visible_text(row.task), row.items,
+                       100 * row.accuracy());
         }
     } else {
         const auto rows = with_total<tools::TaskDifference>(
@@ -189,14 +192,17 @@ Result<int> run(const EvalArguments& arguments) {
                               {"against", row.base},
                               {"model", row.model},
                               {"difference", row.difference},
-                              {"band", row.band}});
+                              {"band", row.band ? nlohmann::ordered_json(*row.band)
+                                                : nlohmann::ordered_json()}});
             if (arguments.json) continue;
-            fmt::print("{:<16}{:>7}{:>9.2f}%{:>9.2f}%   {:+.2f} ± {:.2f}{}\n", row.task, row.items,
-                       100 * row.base, 100 * row.model, 100 * row.difference, 100 * row.band,
+            const auto band = row.band ? std::optional(100 * *row.band) : std::nullopt;
+            fmt::print("{:<16}{:>7}{:>9.2f}%{:>9.2f}%   {}{}\n", visible_text(row.task), row.items,
+                       100 * row.base, 100 * row.model,
+                       tools::banded_text(100 * row.difference, band, 2, true),
                        wide ? "   too wide" : "");
         }
     }
-    if (arguments.json) fmt::print("{}\n", report.dump(2));
+    if (arguments.json) fmt::print("{}\n", report.dump(2, ' ', true));
     return exit_code;
 }
 

@@ -4,12 +4,15 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include "command_line.h"
 #include "commands.h"
+#include "core/visible_text.h"
 #include "measured_quality.h"
 #include "number_checks.h"
+#include "tools/figure_text.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
 #include "tools/quality_card.h"
@@ -26,22 +29,27 @@ struct Arguments {
     std::size_t threads = 0;
     bool fp4_activations = false;
     bool json = false;
+    bool card = false;
 };
 
 Status run(const Arguments& arguments) {
     PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
     PERCHERON_ASSIGN(const auto source, tools::resolve_model(arguments.against));
     PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(source));
-    PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(source));
+    if (arguments.card && tools::is_synthetic(model.string())) {
+        return Error(ErrorCode::invalid_argument,
+                     arguments.model + ": has no folder for a card; leave out --card");
+    }
     PERCHERON_ASSIGN(
         const auto texts,
-        tools::read_calibration(arguments.texts, text, config.vocabulary, arguments.limits));
+        tools::read_calibration(arguments.texts, source, config.vocabulary, arguments.limits));
     tools::QualityCard card;
     card.command = command_line();
     card.source = arguments.against;
     card.texts = arguments.texts;
     PERCHERON_ASSIGN(card.quality, measure_quality(source, model, texts, arguments.device,
                                                    arguments.threads, arguments.fp4_activations));
+    if (arguments.card) PERCHERON_TRY(tools::add_quality_to_card(model, card));
     if (arguments.json) {
         std::fputs(tools::card_json(card).c_str(), stdout);
     } else {
@@ -74,18 +82,20 @@ Result<std::vector<tools::KindQuality>> measure_quality(
 }
 
 void print_quality(const std::vector<tools::KindQuality>& quality) {
-    std::printf("%-12s %5s %9s %19s %17s %10s %10s %20s %13s %13s\n", "kind", "texts", "positions",
-                "KL", "same top, %", "ppl source", "ppl", "added loss", "broken bytes",
-                "control tags");
+    fmt::print("{:<12} {:>5} {:>9} {:>18} {:>15} {:>10} {:>10} {:>19} {:>13} {:>13}\n", "kind",
+               "texts", "positions", "KL", "same top, %", "ppl source", "ppl", "added loss",
+               "broken bytes", "control tags");
     for (const tools::KindQuality& kind : quality) {
-        std::printf(
-            "%-12s %5zu %9zu %8.5f +- %7.5f %7.2f +- %6.2f %10.3f %10.3f %+9.5f +- %7.5f "
-            "%6zu/%-6zu "
-            "%6zu/%-6zu\n",
-            kind.kind.c_str(), kind.texts, kind.positions, kind.kl.mean, kind.kl.band,
-            100 * kind.agreement.mean, 100 * kind.agreement.band, std::exp(kind.source_loss.mean),
-            std::exp(kind.loss.mean), kind.added_loss.mean, kind.added_loss.band, kind.broken,
-            kind.broken_source, kind.control_found, kind.control_source);
+        tools::Measured agreement{100 * kind.agreement.mean, {}};
+        if (kind.agreement.band) agreement.band = 100 * *kind.agreement.band;
+        fmt::print("{:<12} {:>5} {:>9} {:>18} {:>15} {:>10.3f} {:>10.3f} {:>19} {:>13} {:>13}\n",
+                   visible_text(kind.kind), kind.texts, kind.positions,
+                   tools::banded_text(kind.kl.mean, kind.kl.band, 5),
+                   tools::banded_text(agreement.mean, agreement.band, 2),
+                   std::exp(kind.source_loss.mean), std::exp(kind.loss.mean),
+                   tools::banded_text(kind.added_loss.mean, kind.added_loss.band, 5, true),
+                   fmt::format("{}/{}", kind.broken, kind.broken_source),
+                   fmt::format("{}/{}", kind.control_found, kind.control_source));
     }
 }
 
@@ -109,6 +119,8 @@ void add_quality(CLI::App& app, int& exit_code) {
         ->capture_default_str();
     command->add_flag("--fp4-activations", arguments->fp4_activations,
                       "Round inputs of MODEL's NVFP4 weights to FP4 (W4A4)");
+    command->add_flag("--card", arguments->card,
+                      "Put the figures into QUALITY.md and quality.json of MODEL's folder");
     command->add_flag("--json", arguments->json, "Every figure as JSON");
     command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N")
         ->capture_default_str();

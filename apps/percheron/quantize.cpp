@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "byte_progress.h"
 #include "command_line.h"
@@ -37,7 +38,7 @@ struct Arguments {
 constexpr double mebibyte = 1024.0 * 1024.0;
 
 int fail(int code, const std::string& message) {
-    std::fprintf(stderr, "percheron quantize: %s\n", message.c_str());
+    say_fault("quantize", message);
     return code;
 }
 
@@ -86,12 +87,15 @@ void print_report(const tools::QuantizeReport& report, const std::string& out) {
     if (!report.layers.empty()) {
         std::printf("\n%zu texts of %zu tokens; errors of the matrices' outputs on them:\n",
                     report.calibration_texts, report.calibration_tokens);
-        std::printf("%5s %8s %10s %12s %22s\n", "layer", "matrices", "error", "to nearest",
+        std::printf("%5s %8s %12s %12s %22s\n", "layer", "matrices", "error", "to nearest",
                     "rows of an expert");
     }
     for (const tools::QuantizeReport::Layer& layer : report.layers) {
-        std::printf("%5zu %8zu %10.5f %12.5f", layer.index, layer.matrices, layer.error,
-                    layer.nearest_error);
+        const auto error = [](const std::optional<double>& value) {
+            return value ? fmt::format("{:.5f}", *value) : std::string("not measured");
+        };
+        std::printf("%5zu %8zu %12s %12s", layer.index, layer.matrices, error(layer.error).c_str(),
+                    error(layer.nearest_error).c_str());
         if (!layer.expert_rows.empty()) {
             const auto [least, most] =
                 std::minmax_element(layer.expert_rows.begin(), layer.expert_rows.end());
@@ -114,21 +118,28 @@ void print_report(const tools::QuantizeReport& report, const std::string& out) {
 Status quantize(const Arguments& arguments, tools::QuantizeOptions options) {
     PERCHERON_ASSIGN(const auto model, tools::resolve_model(arguments.model));
     PERCHERON_ASSIGN(const model::ModelConfig config, tools::read_model_config(model));
-    std::filesystem::path text;
-    if (!arguments.calibration.empty() || !arguments.held_out.empty()) {
-        PERCHERON_ASSIGN(text, tools::text_folder(model));
-    }
     if (!arguments.calibration.empty()) {
         options.calibration = arguments.settings;
         PERCHERON_ASSIGN(options.calibration->texts,
-                         tools::read_calibration(arguments.calibration, text, config.vocabulary,
+                         tools::read_calibration(arguments.calibration, model, config.vocabulary,
                                                  arguments.limits));
     }
     // Read before the work, so that a mistake in the file does not come at its end.
     std::vector<tools::CalibrationText> held_out;
     if (!arguments.held_out.empty()) {
-        PERCHERON_ASSIGN(held_out, tools::read_calibration(arguments.held_out, text,
+        PERCHERON_ASSIGN(held_out, tools::read_calibration(arguments.held_out, model,
                                                            config.vocabulary, arguments.limits));
+        PERCHERON_ASSIGN(const std::filesystem::path text, tools::text_folder(model));
+        PERCHERON_TRY(Tokenizer::load(text / "tokenizer.json"));
+    }
+    if (options.calibration) {
+        const std::size_t both = tools::texts_in_both(options.calibration->texts, held_out);
+        if (both > 0) {
+            return wrong(fmt::format(
+                "--held-out {}: {} of its {} texts are among those of --calibration, and would "
+                "say nothing about others; leave them out of one of the files",
+                arguments.held_out, both, held_out.size()));
+        }
     }
     const ByteProgress progress("quantize");
     options.progress = progress;

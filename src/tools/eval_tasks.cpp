@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::string_view zstd_magic = "\x28\xb5\x2f\xfd";
 constexpr std::size_t largest_item_file = std::size_t{1} << 30;
+constexpr std::size_t longest_task = 64;  // of a name, in bytes
 
 Result<std::string> read_text(const std::filesystem::path& file) {
     std::ifstream stream(file, std::ios::binary);
@@ -64,9 +65,13 @@ Result<TaskItem> parse_item(const std::string& line) {
         }
         *target = field->get<std::string>();
     }
-    const auto check = object.value("check", "text");
+    if (item.task.size() > longest_task) {
+        return Error(ErrorCode::corrupt, "\"task\" has more than 64 bytes");
+    }
+    const auto found = object.find("check");
+    const auto check = found == object.end() ? nlohmann::ordered_json("text") : *found;
     if (check != "text" && check != "number") {
-        return Error(ErrorCode::corrupt, "has an unknown \"check\": " + check);
+        return Error(ErrorCode::corrupt, "has an unknown \"check\": " + check.dump().substr(0, 40));
     }
     item.check = check == "text" ? TaskItem::Check::text : TaskItem::Check::number;
     const auto messages = object.find("messages");
@@ -328,7 +333,7 @@ std::vector<TaskDifference> compare_tasks(std::span<const TaskItem> items,
         // A pair differs by -1, 0 or 1: the mean square is the share of changed items.
         const auto count = static_cast<double>(row.items);
         const double variance = changed[task] / count - row.difference * row.difference;
-        row.band = 1.96 * std::sqrt(std::max(variance, 0.0) / count);
+        if (row.items > 1) row.band = 1.96 * std::sqrt(std::max(variance, 0.0) / count);
         differences.push_back(std::move(row));
     }
     return differences;

@@ -86,7 +86,8 @@ struct TaskDifference {
     double base = 0;        // accuracy
     double model = 0;       // accuracy
     double difference = 0;  // model - base
-    double band = 0;  // half width of the 95 % band: 1.96 standard errors of the paired difference
+    // Half width of the 95 % band: 1.96 standard errors of the paired difference; none of one item.
+    std::optional<double> band;
 };
 
 std::vector<TaskDifference> compare_tasks(std::span<const TaskItem> items,

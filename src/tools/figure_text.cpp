@@ -77,6 +77,11 @@ std::string duration_text(double seconds) {
     return format("%llu d %02llu h", hours / 24, hours % 24);
 }
 
+std::string banded_text(double mean, std::optional<double> band, int decimals, bool sign) {
+    const std::string text = format(sign ? "%+.*f" : "%.*f", decimals, mean);
+    return text + (band ? " ± " + format("%.*f", decimals, *band) : ", no band");
+}
+
 std::string bytes_text(double bytes) {
     if (!shown(bytes)) return "-";
     constexpr double mebibyte = 1024.0 * 1024.0;

@@ -66,6 +66,7 @@ Measured measure(const std::vector<TextSums>& texts, double (*value)(const TextS
     Measured measured;
     if (positions == 0) return measured;
     measured.mean = sum / positions;
+    if (texts.size() < 2) return measured;
     double squares = 0;
     for (const TextSums& text : texts) {
         const double off = value(text) - static_cast<double>(text.positions) * measured.mean;

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,10 @@
 
 namespace percheron::tools {
 
-// A mean and its noise band.
+// A mean and its noise band, which a single text does not show.
 struct Measured {
     double mean = 0;
-    double band = 0;
+    std::optional<double> band;
 };
 
 struct KindQuality {

@@ -28,6 +28,11 @@ std::string card_markdown(const QualityCard& card);
 // The two files in `folder`.  Errors: io.
 Status write_card(const std::filesystem::path& folder, const QualityCard& card);
 
+// Puts what `card` has measured on texts into the card in `folder`, with the command that measured
+// it, in place of what was there; begins a card where there is none.  Errors: corrupt (quality.json
+// is no JSON object), io.
+Status add_quality_to_card(const std::filesystem::path& folder, const QualityCard& card);
+
 // Task accuracies of a folder and of its source on the same items.
 struct TaskCard {
     std::string command;  // the exact command line
@@ -36,8 +41,7 @@ struct TaskCard {
     std::vector<TaskDifference> tasks;
 };
 
-// Puts them into the card in `folder`, in place of those an earlier run put there; begins a card
-// where there is none.  Errors: corrupt (quality.json is no JSON object), io.
+// The same with them.
 Status add_tasks_to_card(const std::filesystem::path& folder, const TaskCard& card);
 
 }  // namespace percheron::tools

@@ -71,8 +71,9 @@ struct QuantizeReport {
     struct Layer {
         std::size_t index = 0;  // the MTP layer comes behind the trunk's
         std::size_t matrices = 0;
-        double error = 0;
-        double nearest_error = 0;                // had they been rounded to the nearest
+        // Absent where no row of the texts reached any of them.
+        std::optional<double> error;
+        std::optional<double> nearest_error;     // had they been rounded to the nearest
         std::vector<std::uint64_t> expert_rows;  // rows routed to each expert; empty: dense
     };
     std::map<std::string, Format> formats;

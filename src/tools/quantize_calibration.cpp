@@ -1,17 +1,29 @@
 #include "tools/quantize_calibration.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "core/files.h"
+#include "core/visible_text.h"
 #include "text/prompt_images.h"
 #include "tools/item_images.h"
+#include "tools/model_source.h"
 
 namespace percheron::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::size_t longest_kind = 64;  // in bytes
+// Of texts that begin alike, tokens from which on they count as one that was cut.
+constexpr std::size_t least_cut = 64;
+
+// Gives the tokenizer and the template to the first line that needs them.
+using FormatSource = std::function<Result<const ChatFormat*>()>;
 
 Result<std::vector<TokenId>> read_ids(const Json& list, std::size_t vocabulary) {
     std::vector<TokenId> ids;
@@ -28,9 +40,17 @@ Result<std::vector<TokenId>> read_ids(const Json& list, std::size_t vocabulary) 
 }
 
 // Ids and images of a line.
-Result<CalibrationText> read_line(const Json& line, const ChatFormat& format,
+Result<CalibrationText> read_line(const Json& line, const FormatSource& source,
                                   std::size_t vocabulary) {
     CalibrationText text;
+    if (!line.contains("messages") && !line.contains("prompt") && !line.contains("text")) {
+        if (const auto ids = line.find("ids"); ids != line.end() && ids->is_array()) {
+            PERCHERON_ASSIGN(text.ids, read_ids(*ids, vocabulary));
+            return text;
+        }
+        return Error(ErrorCode::corrupt, "needs `messages`, `prompt`, `text` or `ids`");
+    }
+    PERCHERON_ASSIGN(const ChatFormat* const format, source());
     const auto string_at = [&](const char* field) -> const std::string* {
         const auto found = line.find(field);
         return found != line.end() && found->is_string() ? found->get_ptr<const std::string*>()
@@ -43,7 +63,7 @@ Result<CalibrationText> read_line(const Json& line, const ChatFormat& format,
             options.reasoning_effort = *effort;
         }
         PERCHERON_ASSIGN(ChatPrompt prompt,
-                         format.render(*messages, line.value("tools", Json()), options));
+                         format->render(*messages, line.value("tools", Json()), options));
         if (!prompt.video_positions.empty()) {
             return Error(ErrorCode::invalid_argument,
                          "holds a video; leave messages with videos out of the calibration");
@@ -54,26 +74,19 @@ Result<CalibrationText> read_line(const Json& line, const ChatFormat& format,
         return text;
     }
     if (const std::string* prompt = string_at("prompt")) {
-        text.ids = format.tokenizer().encode_trusted(*prompt);
+        text.ids = format->tokenizer().encode_trusted(*prompt);
         return text;
     }
     if (const std::string* plain = string_at("text")) {
-        text.ids = format.tokenizer().encode(*plain);
+        text.ids = format->tokenizer().encode(*plain);
         return text;
     }
-    if (const auto ids = line.find("ids"); ids != line.end() && ids->is_array()) {
-        PERCHERON_ASSIGN(text.ids, read_ids(*ids, vocabulary));
-        return text;
-    }
-    return Error(ErrorCode::corrupt, "needs `messages`, `prompt`, `text` or `ids`");
+    return Error(ErrorCode::corrupt, "`prompt` or `text` is not a string");
 }
 
-}  // namespace
-
-Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
-                                                       const ChatFormat& format,
-                                                       std::size_t vocabulary,
-                                                       const CalibrationLimits& limits) {
+Result<std::vector<CalibrationText>> parse_lines(std::string_view lines, const FormatSource& format,
+                                                 std::size_t vocabulary,
+                                                 const CalibrationLimits& limits) {
     std::vector<CalibrationText> texts;
     std::size_t tokens = 0;
     for (std::size_t number = 1; !lines.empty() && tokens < limits.tokens; ++number) {
@@ -89,6 +102,9 @@ Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
         CalibrationText text = std::move(read).value();
         const auto kind = json.find("kind");
         text.kind = kind != json.end() && kind->is_string() ? kind->get<std::string>() : "text";
+        if (text.kind.size() > longest_kind) {
+            return Error(ErrorCode::corrupt, place + ": `kind` has more than 64 bytes");
+        }
         text.ids.resize(std::min({text.ids.size(), limits.length, limits.tokens - tokens}));
         std::erase_if(text.images,
                       [&text](const PromptImage& image) { return image.first >= text.ids.size(); });
@@ -102,13 +118,61 @@ Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
     return texts;
 }
 
+// A number for the first `count` ids, for each count up to their number: FNV-1a.
+template <class Body>
+void each_prefix(const std::vector<TokenId>& ids, const Body& body) {
+    std::uint64_t value = 0xcbf29ce484222325u;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        value = (value ^ static_cast<std::uint64_t>(to_int(ids[i]))) * 0x100000001b3u;
+        const bool whole = i + 1 == ids.size();
+        if (whole || i + 1 >= least_cut) body(value, whole);
+    }
+}
+
+}  // namespace
+
+std::size_t texts_in_both(const std::vector<CalibrationText>& calibration,
+                          const std::vector<CalibrationText>& held_out) {
+    std::set<std::uint64_t> wholes, prefixes;
+    for (const CalibrationText& text : calibration) {
+        each_prefix(text.ids, [&](std::uint64_t value, bool whole) {
+            prefixes.insert(value);
+            if (whole) wholes.insert(value);
+        });
+    }
+    return static_cast<std::size_t>(
+        std::count_if(held_out.begin(), held_out.end(), [&](const CalibrationText& text) {
+            bool found = false;
+            each_prefix(text.ids, [&](std::uint64_t value, bool whole) {
+                found = found || (whole && prefixes.contains(value)) ||
+                        (text.ids.size() >= least_cut && wholes.contains(value));
+            });
+            return found;
+        }));
+}
+
+Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
+                                                       const ChatFormat& format,
+                                                       std::size_t vocabulary,
+                                                       const CalibrationLimits& limits) {
+    return parse_lines(
+        lines, [&]() -> Result<const ChatFormat*> { return &format; }, vocabulary, limits);
+}
+
 Result<std::vector<CalibrationText>> read_calibration(const std::filesystem::path& file,
                                                       const std::filesystem::path& model,
                                                       std::size_t vocabulary,
                                                       const CalibrationLimits& limits) {
-    PERCHERON_ASSIGN(const ChatFormat format, ChatFormat::load(model));
+    std::optional<ChatFormat> format;
+    const FormatSource load = [&]() -> Result<const ChatFormat*> {
+        if (!format) {
+            PERCHERON_ASSIGN(const std::filesystem::path folder, text_folder(model));
+            PERCHERON_ASSIGN(format, ChatFormat::load(folder));
+        }
+        return &*format;
+    };
     PERCHERON_ASSIGN(const std::string lines, read_text_file(file, Bytes{1} << 32));
-    auto texts = parse_calibration(lines, format, vocabulary, limits);
+    auto texts = parse_lines(lines, load, vocabulary, limits);
     if (!texts.ok()) return texts.error().in(file.string());
     return texts;
 }

@@ -4,8 +4,8 @@
 //   "prompt"    text that a template wrote: control tokens in it count
 //   "text"      plain text
 //   "ids"       token ids
-// and optionally "kind" (a word; "text" without it).  Messages may carry images as data: URLs, or
-// describe them as items of tasks do (tools/item_images.h); videos are refused.
+// and optionally "kind" (a word of at most 64 bytes; "text" without it).  Messages may carry images
+// as data: URLs, or describe them as items of tasks do (tools/item_images.h); videos are refused.
 #pragma once
 
 #include <cstddef>
@@ -41,10 +41,16 @@ Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,
                                                        std::size_t vocabulary,
                                                        const CalibrationLimits& limits);
 
-// The same from a file, with the tokenizer and the template of `model`; errors name the file.
+// The same from a file, with the tokenizer and the template of `model` (of resolve_model()), which
+// are read only if a text is more than ids; errors name the file.
 Result<std::vector<CalibrationText>> read_calibration(const std::filesystem::path& file,
                                                       const std::filesystem::path& model,
                                                       std::size_t vocabulary,
                                                       const CalibrationLimits& limits);
+
+// How many of `held_out` are also among `calibration`: by their ids, whatever the files are called;
+// a text that a limit has cut counts as the one it was.
+std::size_t texts_in_both(const std::vector<CalibrationText>& calibration,
+                          const std::vector<CalibrationText>& held_out);
 
 }  // namespace percheron::tools

@@ -40,12 +40,16 @@ TEST(TaskItems, TheShippedFileHoldsTwoThousandOfEveryTask) {
 TEST(TaskItems, ALineThatIsNoItemIsNamed) {
     const std::string good =
         R"({"task":"a","messages":[],"tools":null,"reasoning_effort":"low","check":"text","want":"x"})";
-    const std::string bad[] = {"[]",
-                               "{",
-                               R"({"task":1,"messages":[],"reasoning_effort":"low","want":""})",
-                               R"({"task":"a","messages":{},"reasoning_effort":"low","want":""})",
-                               R"({"task":"a","messages":[],"want":""})",
-                               R"({"task":"a","messages":[],"reasoning_effort":"low"})"};
+    const std::string bad[] = {
+        "[]",
+        "{",
+        R"({"task":1,"messages":[],"reasoning_effort":"low","want":""})",
+        R"({"task":"a","messages":{},"reasoning_effort":"low","want":""})",
+        R"({"task":"a","messages":[],"want":""})",
+        R"({"task":"a","messages":[],"reasoning_effort":"low"})",
+        R"({"task":"a","messages":[],"reasoning_effort":"","want":"","check":7})",
+        R"({"task":")" + std::string(65, 'a') +
+            R"(","messages":[],"reasoning_effort":"","want":""})"};
     for (const std::string& line : bad) {
         const auto items = read_task_items(written("items.jsonl", good + "\n" + line + "\n"));
         ASSERT_FALSE(items.ok()) << line;
@@ -115,8 +119,16 @@ TEST(TaskComparison, AgreesWithTheDefinitionOnRandomOutcomes) {
             variance += (pair - mean) * (pair - mean) / double(pairs.size());
         EXPECT_EQ(row.items, pairs.size());
         EXPECT_NEAR(row.difference, mean, 1e-12);
-        EXPECT_NEAR(row.band, 1.96 * std::sqrt(variance / double(pairs.size())), 1e-12);
+        EXPECT_NEAR(row.band.value(), 1.96 * std::sqrt(variance / double(pairs.size())), 1e-12);
     }
+}
+
+TEST(TaskComparison, OneItemHasNoBand) {
+    const std::vector<TaskItem> items = {item("a", TaskItem::Check::text, ""),
+                                         item("b", TaskItem::Check::text, ""),
+                                         item("b", TaskItem::Check::text, "")};
+    for (const TaskDifference& row : compare_tasks(items, {true, true, false}, {true, true, true}))
+        EXPECT_EQ(row.band.has_value(), row.items > 1) << row.task;
 }
 
 // Answers every prompt with the reversed prompt, several tokens a step.

@@ -73,6 +73,104 @@ std::vector<CalibrationText> random_texts(std::uint64_t seed, std::size_t vocabu
 
 class QualityOfNano : public NanoModel {};
 
+// One text cannot show how much texts differ: there is no band, not one of nothing.
+TEST_F(QualityOfNano, ASingleTextHasNoBandAnywhere) {
+    auto texts = random_texts(4, 8000);
+    texts.resize(3);
+    texts[0].kind = texts[1].kind = "two";
+    texts[2].kind = "one | \x1b[2J";
+    const auto quality = compare_quality(texts, tokenizer(), {folder(), folder(), 1, "cpu", {}});
+    ASSERT_TRUE(quality.ok()) << quality.error().message();
+    for (const KindQuality& kind : *quality) {
+        for (const Measured* figure :
+             {&kind.kl, &kind.agreement, &kind.source_loss, &kind.loss, &kind.added_loss}) {
+            EXPECT_EQ(figure->band.has_value(), kind.texts > 1) << kind.kind;
+        }
+    }
+    QualityCard card;
+    card.quality = *quality;
+    const auto written = nlohmann::json::parse(card_json(card));
+    EXPECT_TRUE(written["quality"][1]["kl"]["band"].is_null());
+    EXPECT_TRUE(written["quality"][2]["kl"]["band"].is_number());
+    EXPECT_THAT(card_markdown(card),
+                AllOf(HasSubstr("| two | 2 |"), HasSubstr("| one \\| \\x1b[2J | 1 |"),
+                      HasSubstr("| 0.00000, no band | 100.00, no band % |"),
+                      HasSubstr("| 0.00000 ± 0.00000 | 100.00 ± 0.00 % |")));
+}
+
+// What was measured on texts and on tasks is replaced where it stands, in either order.
+TEST_F(QualityOfNano, SectionsOfACardAreReplacedInPlace) {
+    const auto quality =
+        compare_quality(random_texts(5, 8000), tokenizer(), {folder(), folder(), 1, "cpu", {}});
+    ASSERT_TRUE(quality.ok());
+    const TemporaryFolder root;
+    TaskCard tasks{"percheron eval", "source", "items", {}};
+    tasks.tasks.push_back({"sums", 1, 1.0, 0.0, -1.0, {}});
+    QualityCard texts;
+    texts.source = "source";
+    texts.texts = "held-out.jsonl";
+    texts.quality = *quality;
+    std::string first;
+    for (const int order : {0, 1, 0, 1}) {
+        texts.command = "percheron quality, run " + std::to_string(order);
+        tasks.command = "percheron eval, run " + std::to_string(order);
+        for (const int which : {order, 1 - order}) {
+            const Status added = which == 0 ? add_quality_to_card(root.path(), texts)
+                                            : add_tasks_to_card(root.path(), tasks);
+            ASSERT_TRUE(added.ok()) << added.error().message();
+        }
+        const std::string page = *read_text_file(root.path() / "QUALITY.md", 1 << 20);
+        EXPECT_EQ(page, "# Quality\n\n" + page.substr(page.find("## Texts\n")));
+        EXPECT_LT(page.find("## Texts\n"), page.find("## Tasks\n"));
+        EXPECT_EQ(page.find("## Texts\n"), page.rfind("## Texts\n"));
+        EXPECT_EQ(page.find("## Tasks\n"), page.rfind("## Tasks\n"));
+        EXPECT_THAT(page, AllOf(HasSubstr(texts.command), HasSubstr(tasks.command),
+                                HasSubstr("\n\n## Tasks\n"), HasSubstr("-100.00, no band |")));
+        if (order == 0 && !first.empty()) {
+            EXPECT_EQ(page, first);
+        }
+        if (order == 0) first = page;
+        const auto json =
+            nlohmann::json::parse(*read_text_file(root.path() / "quality.json", 1 << 20));
+        EXPECT_EQ(json["texts_command"], texts.command);
+        EXPECT_EQ(json["quality"].size(), 3u);
+        EXPECT_TRUE(json["tasks"]["tasks"][0]["band"].is_null());
+    }
+}
+
+TEST(TextsInBoth, CountsThoseOfTheSameIdsWhateverWasCut) {
+    std::mt19937_64 random(6);
+    const auto some = [&](std::size_t length) {
+        CalibrationText text;
+        for (; length > 0; --length)
+            text.ids.push_back(TokenId(static_cast<std::int32_t>(random() % 3)));
+        return text;
+    };
+    for (int trial = 0; trial < 200; ++trial) {
+        std::vector<CalibrationText> calibration, held_out;
+        for (std::size_t i = 0; i < 12; ++i) {
+            // Short ones are often equal by chance, and often the beginning of another.
+            calibration.push_back(some(2 + random() % (random() % 2 == 0 ? 4 : 200)));
+            held_out.push_back(some(2 + random() % (random() % 2 == 0 ? 4 : 200)));
+            if (random() % 3 != 0) continue;
+            held_out.back() = calibration[random() % calibration.size()];
+            auto& ids = (random() % 2 == 0 ? held_out : calibration).back().ids;
+            ids.resize(2 + random() % (ids.size() - 1));
+        }
+        std::size_t expected = 0;
+        for (const CalibrationText& one : held_out) {
+            expected += std::any_of(
+                calibration.begin(), calibration.end(), [&](const CalibrationText& other) {
+                    const std::size_t least = std::min(one.ids.size(), other.ids.size());
+                    const bool alike = std::equal(one.ids.begin(), one.ids.begin() + long(least),
+                                                  other.ids.begin());
+                    return alike && (one.ids.size() == other.ids.size() || least >= 64);
+                });
+        }
+        ASSERT_EQ(texts_in_both(calibration, held_out), expected);
+    }
+}
+
 TEST_F(QualityOfNano, AModelEqualsItself) {
     const auto texts = random_texts(1, 8000);
     const auto quality = compare_quality(texts, tokenizer(), {folder(), folder(), 1, "cpu", {}});
@@ -85,7 +183,7 @@ TEST_F(QualityOfNano, AModelEqualsItself) {
     EXPECT_EQ((*quality)[2].positions, (*quality)[0].positions + (*quality)[1].positions);
     for (const KindQuality& kind : *quality) {
         EXPECT_EQ(kind.kl.mean, 0.0);
-        EXPECT_EQ(kind.kl.band, 0.0);
+        EXPECT_EQ(*kind.kl.band, 0.0);
         EXPECT_EQ(kind.agreement.mean, 1.0);
         EXPECT_EQ(kind.added_loss.mean, 0.0);
         EXPECT_EQ(kind.broken, kind.broken_source);
@@ -170,7 +268,7 @@ TEST_F(QualityOfNano, AgreesWithTheScoresOfBothModels) {
     EXPECT_EQ(all.positions, positions);
     EXPECT_NEAR(all.kl.mean, kl / count, 1e-9 + 1e-6 * kl / count);
     EXPECT_GT(all.kl.mean, 1e-6);
-    EXPECT_GT(all.kl.band, 0.0);
+    EXPECT_GT(*all.kl.band, 0.0);
     EXPECT_NEAR(all.agreement.mean, agreement / count, 1e-9);
     EXPECT_NEAR(all.source_loss.mean, source_loss / count, 1e-6);
     EXPECT_NEAR(all.loss.mean, loss / count, 1e-6);
@@ -280,6 +378,9 @@ TEST_F(QualityOfNano, CalibrationTextsAreReadInEveryForm) {
         {"[1]", "line 1"},
         {"{\"text\": \"hello there\"}\nnonsense", "line 2"},
         {"{\"kind\": \"x\"}", "needs `messages`"},
+        {"{\"text\": 7}", "not a string"},
+        {R"({"ids": [1, 2], "kind": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"})",
+         "64 bytes"},
         {"{\"ids\": [1, 8192]}", "0 to 8191"},
         {"{\"ids\": [1, -1]}", "holds -1"},
         {"{\"messages\": 3}", "line 1"},

@@ -16,6 +16,7 @@
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
 #include "tools/calibration_pictures.h"
+#include "tools/quality_card.h"
 #include "tools/quantize.h"
 #include "tools/quantize_layers.h"
 
@@ -151,7 +152,7 @@ TEST_F(CalibratedQuantize, OutputsOnTheTextsChangeLessThanByRounding) {
     for (const QuantizeReport::Layer& layer : report.layers) {
         EXPECT_EQ(layer.matrices, 4u * 3u);
         EXPECT_LT(layer.error, layer.nearest_error) << layer.index;
-        EXPECT_GT(layer.error, 0.0);
+        EXPECT_GT(layer.error.value(), 0.0);
         // Two experts a row; the MTP layer has no row for a text's last token.
         const std::size_t rows = layer.index == 3 ? tokens - texts.size() : tokens;
         EXPECT_EQ(std::accumulate(layer.expert_rows.begin(), layer.expert_rows.end(), 0u),
@@ -227,6 +228,16 @@ TEST_F(CalibratedQuantize, TooFewRowsAreNotTrusted) {
     options.calibration->least_rows = 1000;
     const QuantizeReport report = run(options, "out");
     EXPECT_EQ(report.uncovered.size(), 3u * 4u * 3u);
+    // Nothing was calibrated, and no error was measured: the card does not say that there is none.
+    QualityCard card;
+    card.report = &report;
+    const Json written = Json::parse(card_json(card));
+    ASSERT_EQ(report.layers.size(), 3u);
+    for (std::size_t i = 0; i < report.layers.size(); ++i) {
+        EXPECT_FALSE(report.layers[i].error || report.layers[i].nearest_error);
+        EXPECT_TRUE(written["layers"][i]["error"].is_null());
+    }
+    EXPECT_THAT(card_markdown(card), HasSubstr("| 3 | 0 | not measured | not measured | "));
     run({}, "nearest");
     EXPECT_EQ(content(out("out")).at("model.safetensors"),
               content(out("nearest")).at("model.safetensors"));
