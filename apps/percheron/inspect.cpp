@@ -7,6 +7,7 @@
 
 #include "checkpoint/inventory.h"
 #include "commands.h"
+#include "core/visible_text.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
 
@@ -41,8 +42,17 @@ void print_json(const Inventory& inventory) {
     for (const Inventory::File& file : inventory.files) {
         json["files"].push_back(file.name);
     }
-    // Names and paths are bytes from outside; whatever is not UTF-8 is replaced.
-    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    json["disagreements"] = nlohmann::ordered_json::array();
+    for (const checkpoint::Disagreement& disagreement : inventory.disagreements) {
+        json["disagreements"].push_back(
+            {{"what", disagreement.what},
+             {"weights", disagreement.weights.size()},
+             {"names", checkpoint::folded_names(disagreement.weights)}});
+    }
+    json["warnings"] = inventory.warnings;
+    // Names and paths are bytes from outside: what is not UTF-8 is replaced, what is not ASCII is
+    // written as \u.
+    std::printf("%s\n", json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 void print_tally(const std::string& label, const std::string& format, const FormatTally& tally) {
@@ -51,7 +61,7 @@ void print_tally(const std::string& label, const std::string& format, const Form
 }
 
 void print_table(const std::string& folder, const Inventory& inventory) {
-    std::printf("%s\n%s\n\n", folder.c_str(), summary(inventory).c_str());
+    std::printf("%s\n%s\n\n", visible_text(folder).c_str(), summary(inventory).c_str());
     std::printf("  %-18s %-10s %8s %14s\n", "part", "format", "tensors", "MiB");
     for (const auto& [part, formats] : inventory.parts) {
         for (const auto& [format, tally] : formats) {
@@ -63,16 +73,19 @@ void print_table(const std::string& folder, const Inventory& inventory) {
     }
     std::printf("\nfiles\n");
     for (const Inventory::File& file : inventory.files) {
-        std::printf("  %-40s %8zu %14.2f\n", file.name.c_str(), file.tensors,
+        std::printf("  %-40s %8zu %14.2f\n", visible_text(file.name).c_str(), file.tensors,
                     static_cast<double>(file.bytes) / (1024.0 * 1024.0));
     }
     if (!inventory.unclassified.empty()) std::printf("\nunclassified\n");
     for (const std::string& name : inventory.unclassified) {
-        std::printf("  %s\n", name.c_str());
+        std::printf("  %s\n", visible_text(name).c_str());
     }
     if (!inventory.disagreements.empty()) std::printf("\nquantization_config is wrong about\n");
-    for (const std::string& disagreement : inventory.disagreements) {
-        std::printf("  %s\n", disagreement.c_str());
+    for (const checkpoint::Disagreement& disagreement : inventory.disagreements) {
+        std::printf("  %zu %s\n", disagreement.weights.size(),
+                    visible_text(disagreement.what).c_str());
+        for (const std::string& name : checkpoint::folded_names(disagreement.weights))
+            std::printf("    %s\n", visible_text(name).c_str());
     }
     if (inventory.runnable()) {
         std::printf("\nIt will run.\n");
@@ -80,19 +93,19 @@ void print_table(const std::string& folder, const Inventory& inventory) {
     }
     std::printf("\nIt will not run:\n");
     for (const Error& problem : inventory.problems) {
-        std::printf("  %s\n", problem.message().c_str());
+        std::printf("  %s\n", visible_text(problem.message()).c_str());
     }
 }
 
 int run(const Arguments& arguments) {
     const auto folder = tools::resolve_model(arguments.model);
     if (!folder.ok()) {
-        std::fprintf(stderr, "percheron inspect: %s\n", folder.error().message().c_str());
+        say_fault("inspect", folder.error().message());
         return 1;
     }
     const auto account = tools::inspect_model(*folder, arguments.values);
     if (!account.ok()) {
-        std::fprintf(stderr, "percheron inspect: %s\n", account.error().message().c_str());
+        say_fault("inspect", account.error().message());
         return 1;
     }
     const Inventory& inventory = *account;
@@ -102,7 +115,7 @@ int run(const Arguments& arguments) {
         print_table(folder->string(), inventory);
     }
     for (const std::string& warning : inventory.warnings) {
-        std::fprintf(stderr, "warning: %s\n", warning.c_str());
+        std::fprintf(stderr, "warning: %s\n", visible_text(warning).c_str());
     }
     return 0;
 }

@@ -146,6 +146,11 @@ void list_mtp_layer(Lister layer, const ModelConfig& config) {
 
 }  // namespace
 
+bool is_linear(const ExpectedTensor& tensor) {
+    return tensor.role != TensorRole::plain && tensor.name.ends_with(".weight") &&
+           tensor.part != NetworkPart::embedding && !tensor.name.ends_with(".mlp.gate.weight");
+}
+
 std::vector<ExpectedTensor> outer_tensors(const ModelConfig& config) {
     std::vector<ExpectedTensor> tensors;
     Lister text(tensors, std::string(text_prefix), NetworkPart::norms);

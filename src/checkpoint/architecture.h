@@ -63,6 +63,11 @@ struct ExpectedTensor {
     NetworkPart part = NetworkPart::norms;
 };
 
+// Whether it is the weight of a module of class Linear, which is what "every linear layer" of a
+// config means.  Embedding, router, hyper-connections and the pooling gate are parameters of other
+// modules.
+bool is_linear(const ExpectedTensor& tensor);
+
 // Embedding, last norm and head.
 std::vector<ExpectedTensor> outer_tensors(const model::ModelConfig& config);
 // Layer `index` of the trunk; from config.layers() on, of the MTP layers.

@@ -7,29 +7,6 @@
 namespace percheron::checkpoint {
 namespace fs = std::filesystem;
 
-bool is_unquantised(std::string_view form) {
-    return form == ops::name_of(ops::WeightFormat::bf16) ||
-           form == ops::name_of(ops::WeightFormat::f32) || form == "f16";
-}
-
-std::string summary(const Inventory& inventory) {
-    std::size_t total = 0;
-    std::size_t quantised = 0;
-    std::string kinds;
-    for (const auto& [format, tally] : inventory.formats) {
-        total += tally.tensors;
-        if (is_unquantised(format)) continue;
-        quantised += tally.tensors;
-        kinds += (kinds.empty() ? " (" : ", ") + std::to_string(tally.tensors) + " " + format;
-    }
-    if (!kinds.empty()) kinds += ")";
-    return std::to_string(total) + " tensors: " + std::to_string(quantised) + " quantised" + kinds +
-           ", " + std::to_string(inventory.ignored.size()) + " ignored by quantization_config, " +
-           std::to_string(inventory.unclassified.size()) + " unclassified; MTP " +
-           (inventory.mtp ? "found" : "not found") + ", vision " +
-           (inventory.vision ? "found" : "not found");
-}
-
 Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const fs::path& folder) {
     std::unique_ptr<Checkpoint> checkpoint(new Checkpoint(folder));
     checkpoint->examine();
@@ -67,7 +44,9 @@ void Checkpoint::examine() {
     auto claim = read_quantization_config(folder_);
     if (!claim.ok()) {
         inventory_.warnings.push_back(claim.error().message() + "; the files decide");
-        claim = std::optional<QuantizationConfig>();
+        QuantizationConfig silent;
+        silent.silent = true;
+        claim = std::optional(std::move(silent));
     }
     examine_tensors(shards_, config_, *claim, inventory_);
 }

@@ -1,6 +1,8 @@
 #include "checkpoint/examination.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <string_view>
 #include <unordered_set>
 
@@ -14,6 +16,8 @@ namespace {
 
 // A checkpoint that lacks thousands of tensors is told so by the first few.
 constexpr std::size_t most_problems = 20;
+// Nor does a config that is wrong in thousands of ways fill the log.
+constexpr std::size_t most_disagreements = 20;
 
 bool is_quantised(const WeightParts& parts) {
     return !is_unquantised(parts.stored_as);
@@ -22,10 +26,8 @@ bool is_quantised(const WeightParts& parts) {
 // A matrix and how it is stored.
 struct StoredMatrix {
     std::string stem;
-    std::string_view stored_as;
+    std::string_view form;  // contradiction() knows them
     bool quantised;
-    // A module of class Linear, which is what "every linear layer" of a config means.  Embedding,
-    // router, hyper-connections and the pooling gate are parameters of other modules.
     bool linear;
 };
 
@@ -74,11 +76,10 @@ class Examination {
             inventory_.rewritten_bytes += elements * sizeof(float);
         }
         if (expected.role != TensorRole::plain) {
-            const std::string stem = stem_of(expected.name);
-            const bool linear = stem.size() < expected.name.size() &&
-                                expected.part != NetworkPart::embedding &&
-                                !stem.ends_with(".mlp.gate");
-            matrices_.push_back({stem, parts->stored_as, is_quantised(*parts), linear});
+            matrices_.push_back(
+                {stem_of(expected.name),
+                 parts->global_scale_is_inverse ? compressed_nvfp4 : parts->stored_as,
+                 is_quantised(*parts), is_linear(expected)});
         }
         // A stack that several weights share is counted with the first of them.
         std::vector<TensorPlace> places = parts->all();
@@ -105,37 +106,101 @@ class Examination {
     std::vector<StoredMatrix> matrices_;
 };
 
-// Whether a list names the weight, or each of the pieces that a converter may have made of it.
-bool names(const ModuleList& list, const std::string& stem) {
-    if (list.contains(stem)) return true;
-    const std::vector<std::string> pieces = pieces_of(stem);
-    return !pieces.empty() && std::all_of(pieces.begin(), pieces.end(),
-                                          [&](const auto& piece) { return list.contains(piece); });
-}
+// Holds what is stored to what a config says.
+class Comparison {
+  public:
+    Comparison(const QuantizationConfig& claim, Inventory& inventory)
+        : claim_(claim), inventory_(inventory) {}
 
-void compare(const std::vector<StoredMatrix>& matrices, const QuantizationConfig& claim,
-             Inventory& inventory) {
-    for (const StoredMatrix& matrix : matrices) {
-        const bool quantised = matrix.quantised;
-        const bool exempt = names(claim.exempt, matrix.stem);
-        const bool targeted =
-            names(claim.targets, matrix.stem) || (claim.targets.every_linear() && matrix.linear);
-        const std::string stored = matrix.stem + " is stored as " + std::string(matrix.stored_as);
-        if (!quantised && exempt) {
-            inventory.ignored.push_back(matrix.stem);
-        } else if (!quantised && targeted) {
-            inventory.disagreements.push_back(stored + " but is not exempt");
-        } else if (quantised && exempt) {
-            inventory.disagreements.push_back(stored + " but is exempt");
-        } else if (quantised && !targeted) {
-            inventory.disagreements.push_back(stored + " but is no target");
+    void take(const StoredMatrix& matrix) {
+        const bool exempt = names(claim_.exempt, matrix.stem);
+        const ClaimedGroup* const group = exempt ? nullptr : group_of(matrix);
+        if (!matrix.quantised && exempt) {
+            inventory_.ignored.push_back(matrix.stem);
+        } else if (!matrix.quantised && group != nullptr) {
+            note("stored as " + std::string(matrix.form) + " but not exempt", matrix);
+        } else if (matrix.quantised && exempt) {
+            note("stored as " + std::string(matrix.form) + " but exempt", matrix);
+        } else if (matrix.quantised && group == nullptr) {
+            note("stored as " + std::string(matrix.form) + " but no target", matrix);
+        } else if (matrix.quantised) {
+            const std::string wrong = contradiction(*group, matrix.form);
+            if (wrong.empty()) return;
+            note("stored as " + std::string(matrix.form) + ", where " + group->name + " says " +
+                     wrong,
+                 matrix);
         }
     }
-    if (!inventory.disagreements.empty()) {
-        inventory.warnings.push_back(
-            "quantization_config is wrong about " + std::to_string(inventory.disagreements.size()) +
-            " weights, first: " + inventory.disagreements.front() + "; the files decide");
+
+    void finish() {
+        for (const std::string& complaint : budget_.complaints())
+            inventory_.warnings.push_back(claim_.name + ": " + complaint + "; the files decide");
     }
+
+  private:
+    // Whether a list names the weight, or each of the pieces that a converter may have made of it.
+    bool names(const ModuleList& list, const std::string& stem) {
+        if (list.contains(stem, budget_)) return true;
+        const std::vector<std::string> pieces = pieces_of(stem);
+        return !pieces.empty() &&
+               std::all_of(pieces.begin(), pieces.end(),
+                           [&](const std::string& piece) { return list.contains(piece, budget_); });
+    }
+
+    const ClaimedGroup* group_of(const StoredMatrix& matrix) {
+        for (const ClaimedGroup& group : claim_.groups) {
+            if (names(group.targets, matrix.stem)) return &group;
+            if (budget_.exhausted()) break;
+        }
+        const auto every =
+            std::find_if(claim_.groups.begin(), claim_.groups.end(),
+                         [](const ClaimedGroup& group) { return group.targets.every_linear(); });
+        return matrix.linear && every != claim_.groups.end() ? &*every : nullptr;
+    }
+
+    void note(std::string what, const StoredMatrix& matrix) {
+        std::vector<Disagreement>& all = inventory_.disagreements;
+        auto place = std::find_if(all.begin(), all.end(),
+                                  [&](const Disagreement& one) { return one.what == what; });
+        if (place == all.end() && all.size() >= most_disagreements) {
+            what = "stored otherwise than described in yet other ways";
+            place = std::prev(all.end());
+            if (place->what != what) place = all.end();
+        }
+        if (place == all.end()) place = all.insert(all.end(), {std::move(what), {}});
+        place->weights.push_back(matrix.stem);
+    }
+
+    const QuantizationConfig& claim_;
+    Inventory& inventory_;
+    MatchBudget budget_;
+};
+
+// Packed weights of which no config says that they are.
+void find_unsaid(const std::vector<StoredMatrix>& matrices, Inventory& inventory) {
+    std::map<std::string_view, Disagreement> forms;
+    for (const StoredMatrix& matrix : matrices) {
+        if (!matrix.quantised) continue;
+        Disagreement& form = forms[matrix.form];
+        form.what = "stored as " + std::string(matrix.form) + ", but there is none";
+        form.weights.push_back(matrix.stem);
+    }
+    for (auto& [name, form] : forms)
+        inventory.disagreements.push_back(std::move(form));
+}
+
+void compare(const std::vector<StoredMatrix>& matrices,
+             const std::optional<QuantizationConfig>& claim, Inventory& inventory) {
+    if (!claim) {
+        find_unsaid(matrices, inventory);
+    } else if (!claim->silent) {
+        Comparison comparison(*claim, inventory);
+        for (const StoredMatrix& matrix : matrices)
+            comparison.take(matrix);
+        comparison.finish();
+    }
+    for (const Disagreement& disagreement : inventory.disagreements)
+        inventory.warnings.push_back(sentence(disagreement));
 }
 
 // Modules of which tensors are stored, but not all that their account lists.
@@ -203,10 +268,8 @@ void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
     inventory.vision = config.has_vision;
     if (config.has_vision) examination.take(vision_tensors(config.vision));
 
-    if (claim.has_value()) {
-        compare(examination.matrices(), *claim, inventory);
-        find_missing(shards, *claim, inventory);
-    }
+    compare(examination.matrices(), claim, inventory);
+    if (claim) find_missing(shards, *claim, inventory);
 
     for (const auto& [name, place] : shards.tensors()) {
         if (examination.taken(name)) continue;

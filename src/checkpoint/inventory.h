@@ -22,6 +22,20 @@ struct FormatTally {
     Bytes bytes = 0;
 };
 
+// Weights that a config describes otherwise than they are stored, in one way.
+struct Disagreement {
+    std::string what;                  // "stored as bf16 but not exempt"
+    std::vector<std::string> weights;  // stems, in the network's order
+};
+
+// A few lines for any number of weights: names that differ in numbers only are one name in which
+// the numbers are listed, "model.language_model.layers.{3,7-9}.mlp.experts.{0-287}.up_proj".  Where
+// not every combination of these numbers is meant, how many are stands behind.
+std::vector<std::string> folded_names(const std::vector<std::string>& names);
+
+// "quantization_config: 12 weights stored as bf16 but not exempt: NAMES; the files decide"
+std::string sentence(const Disagreement& disagreement);
+
 struct Inventory {
     // By ops::name_of(format), "f16" or "exl3", over every tensor that was recognised.
     std::map<std::string, FormatTally> formats;
@@ -41,10 +55,10 @@ struct Inventory {
         std::size_t tensors = 0;
     };
     std::vector<File> files;
-    // What config files and stored tensors disagree about; the stored tensors decide.  One sentence
-    // a subject here, one a weight in `disagreements`.
+    // What config files and stored tensors disagree about; the stored tensors decide.  A sentence a
+    // subject, those of `disagreements` among them.
     std::vector<std::string> warnings;
-    std::vector<std::string> disagreements;
+    std::vector<Disagreement> disagreements;
     // Why it does not run; empty if it does.
     std::vector<Error> problems;
 

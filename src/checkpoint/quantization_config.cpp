@@ -1,10 +1,7 @@
 #include "checkpoint/quantization_config.h"
 
-#include <array>
-
-// The eight-bit functions of PCRE2 are used; the header wants to be told before.
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include <map>
+#include <utility>
 
 #include "checkpoint/field_reader.h"
 #include "checkpoint/fused_names.h"
@@ -15,43 +12,73 @@ namespace percheron::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr Bytes largest_description = 64u << 20;
-// Steps after which an expression counts as not matching: a hostile one may not hold up a start.
-constexpr std::uint32_t match_limit = 100'000;
 
-// The names a tool may have known a module by.
-std::array<std::string, 4> spellings(std::string_view stem) {
-    std::string_view rest = stem;
-    if (rest.starts_with(text_prefix)) rest.remove_prefix(text_prefix.size());
-    const std::string bare(rest);
-    return {std::string(stem), "model." + bare, "language_model.model." + bare, bare};
-}
+// ---- what is true of each form
 
-// '*' is any run of characters, '?' any one.
-bool matches_pattern(std::string_view pattern, std::string_view text) {
-    std::size_t at = 0;
-    std::size_t star = std::string_view::npos;
-    std::size_t resume = 0;
-    for (std::size_t i = 0; i < text.size();) {
-        if (at < pattern.size() && pattern[at] == '*') {
-            star = at++;
-            resume = i;
-        } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == text[i])) {
-            ++at;
-            ++i;
-        } else if (star != std::string_view::npos) {
-            at = star + 1;
-            i = ++resume;
-        } else {
-            return false;
+// Values that a field may have of weights in one form; a field that is not listed says nothing.
+using Truths = std::map<std::string, std::vector<OrderedJson>, std::less<>>;
+
+const std::map<std::string, Truths, std::less<>>& truths() {
+    const std::vector<OrderedJson> none;
+    // Fields of compressed-tensors' groups, of ModelOpt's, of the block FP8 form, of GPTQ and AWQ.
+    const auto with = [&](Truths own) {
+        for (const char* field :
+             {"quant_method", "quant_algo", "format", "num_bits", "type", "strategy", "group_size",
+              "bits", "weight_block_size", "block_structure"}) {
+            own.try_emplace(field, none);
         }
-    }
-    while (at < pattern.size() && pattern[at] == '*') {
-        ++at;
-    }
-    return at == pattern.size();
+        own["dynamic"] = {false};
+        own["symmetric"] = own["sym"] = {true};
+        own["zero_point"] = {false};
+        return own;
+    };
+    static const std::map<std::string, Truths, std::less<>> all = {
+        {"w4a16",
+         with({{"quant_method", {"compressed-tensors", "percheron", "gptq", "awq", "auto-round"}},
+               {"quant_algo", {"W4A16_AWQ", "INT4_AWQ", "W4A16"}},
+               {"format", {"pack-quantized"}},
+               {"num_bits", {4}},
+               {"bits", {4}},
+               {"type", {"int"}},
+               {"strategy", {"group"}},
+               {"group_size", {128}}})},
+        {"nvfp4", with({{"quant_method", {"modelopt", "modelopt_fp4", "percheron"}},
+                        {"quant_algo", {"NVFP4", "W4A16_NVFP4", "NVFP4_AWQ"}},
+                        {"format", {"nvfp4"}},
+                        {"num_bits", {4}},
+                        {"type", {"float"}},
+                        {"strategy", {"tensor_group", "group"}},
+                        {"group_size", {16}}})},
+        {std::string(compressed_nvfp4), with({{"quant_method", {"compressed-tensors", "percheron"}},
+                                              {"format", {compressed_nvfp4}},
+                                              {"num_bits", {4}},
+                                              {"type", {"float"}},
+                                              {"strategy", {"tensor_group", "group"}},
+                                              {"group_size", {16}}})},
+        {"fp8_block", with({{"quant_method", {"fp8", "percheron"}},
+                            {"quant_algo", {"FP8_PB_WO"}},
+                            {"format", {"fp8-block"}},
+                            {"fmt", {"e4m3"}},
+                            {"num_bits", {8}},
+                            {"bits", {8}},
+                            {"type", {"float"}},
+                            {"strategy", {"block"}},
+                            {"weight_block_size", {OrderedJson::array({128, 128})}},
+                            {"block_structure", {OrderedJson::array({128, 128}), "128x128"}}})},
+        // Of its own account only; it says nothing about numbers that all weights share.
+        {"exl3", {{"quant_method", {"exl3"}}}},
+    };
+    return all;
 }
+
+std::string value_text(const OrderedJson& value) {
+    return shortened(value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+}
+
+// ---- what the files say
 
 Status add_all(const Json& list, ModuleList& modules) {
     for (const Json& entry : list) {
@@ -63,8 +90,95 @@ Status add_all(const Json& list, ModuleList& modules) {
     return {};
 }
 
-Result<QuantizationConfig> read_claim(const Json& json) {
+// Fields that are there, and not null.
+void copy_fields(const Json& from, std::initializer_list<const char*> fields, OrderedJson& to) {
+    for (const char* field : fields) {
+        const auto found = from.find(field);
+        if (found != from.end() && !found->is_null()) to[field] = OrderedJson(*found);
+    }
+}
+
+// What is said of all weights.
+OrderedJson common_claims(const Json& json) {
+    OrderedJson says = OrderedJson::object();
+    copy_fields(json, {"quant_method", "quant_algo"}, says);
+    // Other layers have other algorithms.
+    if (says.value("quant_algo", OrderedJson()) == "MIXED_PRECISION") says.erase("quant_algo");
+    return says;
+}
+
+Result<std::vector<ClaimedGroup>> read_groups(const Json& json) {
+    std::vector<ClaimedGroup> groups;
+    const Json listed = json.value("config_groups", Json::object());
+    if (!listed.is_object()) return groups;
+    for (const auto& [name, entry] : listed.items()) {
+        if (!entry.is_object()) continue;
+        ClaimedGroup& group = groups.emplace_back();
+        group.name = "config_groups." + shortened(name);
+        group.says = common_claims(json);
+        copy_fields(json, {"format"}, group.says);
+        const OrderedJson& format = group.says.value("format", OrderedJson());
+        if (format.is_string() && format.get<std::string>().starts_with("mixed")) {
+            group.says.erase("format");
+        }
+        copy_fields(entry, {"format"}, group.says);
+        if (const auto weights = entry.find("weights");
+            weights != entry.end() && weights->is_object()) {
+            copy_fields(*weights,
+                        {"num_bits", "type", "symmetric", "strategy", "group_size",
+                         "block_structure", "dynamic"},
+                        group.says);
+        }
+        if (const auto targets = entry.find("targets");
+            targets != entry.end() && targets->is_array()) {
+            PERCHERON_TRY(add_all(*targets, group.targets));
+        }
+        if (group.targets.empty()) PERCHERON_TRY(group.targets.add("Linear"));
+    }
+    return groups;
+}
+
+// ModelOpt's account of layers with different algorithms: one group an algorithm.
+Result<std::vector<ClaimedGroup>> read_quantized_layers(const Json& json) {
+    std::map<std::string, ClaimedGroup> groups;
+    const auto layers = json.find("quantized_layers");
+    if (layers != json.end() && layers->is_object()) {
+        for (const auto& [module, entry] : layers->items()) {
+            if (!entry.is_object()) continue;
+            OrderedJson says = common_claims(json);
+            copy_fields(entry, {"quant_algo", "group_size"}, says);
+            ClaimedGroup& group = groups[value_text(says)];
+            group.name = "quantized_layers";
+            group.says = std::move(says);
+            PERCHERON_TRY(group.targets.add(module));
+        }
+    }
+    std::vector<ClaimedGroup> list;
+    for (auto& [text, group] : groups)
+        list.push_back(std::move(group));
+    return list;
+}
+
+// Of all linear layers alike.
+Result<ClaimedGroup> read_plain_claim(const Json& json, const std::string& name) {
+    ClaimedGroup group;
+    group.name = name;
+    PERCHERON_TRY(group.targets.add("Linear"));
+    group.says = common_claims(json);
+    copy_fields(json,
+                {"format", "fmt", "bits", "group_size", "sym", "zero_point", "weight_block_size"},
+                group.says);
+    // Without the size of blocks this method means one scale a tensor.
+    if (group.says.value("quant_method", OrderedJson()) == "fp8" &&
+        !group.says.contains("weight_block_size")) {
+        group.says["weight_block_size"] = nullptr;
+    }
+    return group;
+}
+
+Result<QuantizationConfig> read_claim(const Json& json, const std::string& name) {
     QuantizationConfig config;
+    config.name = name;
     if (!json.is_object()) return Error(ErrorCode::corrupt, "is not an object");
     for (const char* field : {"ignore", "modules_to_not_convert", "exclude_modules"}) {
         const auto list = json.find(field);
@@ -74,15 +188,14 @@ Result<QuantizationConfig> read_claim(const Json& json) {
         }
         PERCHERON_TRY(add_all(*list, config.exempt));
     }
-    if (const auto groups = json.find("config_groups"); groups != json.end()) {
-        for (const Json& group : *groups) {
-            const auto targets = group.is_object() ? group.find("targets") : group.end();
-            if (targets != group.end() && targets->is_array()) {
-                PERCHERON_TRY(add_all(*targets, config.targets));
-            }
-        }
+    PERCHERON_ASSIGN(config.groups, read_groups(json));
+    if (config.groups.empty()) {
+        PERCHERON_ASSIGN(config.groups, read_quantized_layers(json));
     }
-    if (config.targets.empty()) PERCHERON_TRY(config.targets.add("Linear"));
+    if (config.groups.empty()) {
+        PERCHERON_ASSIGN(ClaimedGroup all, read_plain_claim(json, name));
+        config.groups.push_back(std::move(all));
+    }
     return config;
 }
 
@@ -94,10 +207,14 @@ bool is_exl3(const Json& json) {
 // Modules that EXL3's own account of a folder calls quantised; nothing else is said of any.
 Result<QuantizationConfig> read_tensor_storage(const Json& json) {
     QuantizationConfig config;
+    config.name = "tensor_storage";
     const auto modules = json.find("tensor_storage");
     if (modules == json.end() || !modules->is_object()) {
         return Error(ErrorCode::corrupt, "tensor_storage is not an object");
     }
+    ClaimedGroup& group = config.groups.emplace_back();
+    group.name = config.name;
+    group.says["quant_method"] = "exl3";
     for (const auto& [module, about] : modules->items()) {
         const auto stored = about.is_object() ? about.find("stored_tensors") : about.end();
         if (stored != about.end() && stored->is_object()) {
@@ -107,10 +224,10 @@ Result<QuantizationConfig> read_tensor_storage(const Json& json) {
         }
         const auto form = about.is_object() ? about.find("quant_format") : about.end();
         if (form == about.end() || *form != "exl3") continue;
-        PERCHERON_TRY(config.targets.add(module));
+        PERCHERON_TRY(group.targets.add(module));
         // A stack is named as one.
         for (const std::string& share : shares_of_stack(canonical_name(module)))
-            PERCHERON_TRY(config.targets.add(share));
+            PERCHERON_TRY(group.targets.add(share));
     }
     return config;
 }
@@ -126,74 +243,19 @@ Result<Json> read_description(const fs::path& path) {
 
 }  // namespace
 
-struct ModuleList::Expression {
-    explicit Expression(pcre2_code* compiled)
-        : code(compiled),
-          limits(pcre2_match_context_create(nullptr)),
-          result(pcre2_match_data_create(1, nullptr)) {
-        pcre2_set_match_limit(limits, match_limit);
-        pcre2_set_depth_limit(limits, match_limit);
+std::string contradiction(const ClaimedGroup& group, std::string_view form) {
+    const auto of_form = truths().find(form);
+    if (of_form == truths().end()) return {};
+    std::string text;
+    for (const auto& [field, value] : group.says.items()) {
+        const auto truth = of_form->second.find(field);
+        if (truth == of_form->second.end()) continue;
+        bool so = false;
+        for (const OrderedJson& accepted : truth->second)
+            so = so || accepted == value;
+        if (!so) text += (text.empty() ? "" : ", ") + field + " " + value_text(value);
     }
-    ~Expression() {
-        pcre2_match_data_free(result);
-        pcre2_match_context_free(limits);
-        pcre2_code_free(code);
-    }
-    Expression(const Expression&) = delete;
-    Expression& operator=(const Expression&) = delete;
-
-    bool matches(const std::string& text) const {
-        return pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0,
-                           PCRE2_ANCHORED, result, limits) >= 0;
-    }
-
-    pcre2_code* code;
-    pcre2_match_context* limits;
-    pcre2_match_data* result;
-};
-
-Status ModuleList::add(std::string_view entry) {
-    constexpr std::string_view expression_prefix = "re:";
-    if (entry == "Linear") {
-        every_linear_ = true;
-    } else if (entry.starts_with(expression_prefix)) {
-        const std::string_view text = entry.substr(expression_prefix.size());
-        int code = 0;
-        PCRE2_SIZE offset = 0;
-        pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                                             0, &code, &offset, nullptr);
-        if (compiled == nullptr) {
-            return Error(ErrorCode::corrupt,
-                         "the expression '" + std::string(text) + "' cannot be compiled");
-        }
-        expressions_.push_back(std::make_shared<const Expression>(compiled));
-    } else if (entry.find_first_of("*?") != std::string_view::npos) {
-        patterns_.emplace_back(entry);
-    } else {
-        names_.insert(canonical_name(entry));
-    }
-    return {};
-}
-
-bool ModuleList::contains(std::string_view stem) const {
-    for (std::size_t end = stem.size(); end != std::string_view::npos && end > 0;
-         end = stem.rfind('.', end - 1)) {
-        if (names_.contains(std::string(stem.substr(0, end)))) return true;
-    }
-    if (patterns_.empty() && expressions_.empty()) return false;
-    for (const std::string& name : spellings(stem)) {
-        for (const std::string& pattern : patterns_) {
-            if (matches_pattern(pattern, name)) return true;
-        }
-        for (const auto& expression : expressions_) {
-            if (expression->matches(name)) return true;
-        }
-    }
-    return false;
-}
-
-bool ModuleList::empty() const {
-    return names_.empty() && patterns_.empty() && expressions_.empty() && !every_linear_;
+    return text;
 }
 
 Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::path& folder) {
@@ -207,19 +269,23 @@ Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::pat
             return std::optional<QuantizationConfig>(std::move(config).value());
         }
     }
+    std::optional<QuantizationConfig> found;
     for (const auto& [file, field] : {std::pair{"config.json", "quantization_config"},
                                       std::pair{"hf_quant_config.json", "quantization"}}) {
         if (!fs::exists(folder / file, error)) continue;
         PERCHERON_ASSIGN(const Json json, read_description(folder / file));
         const auto claim = json.find(field);
         if (claim == json.end() || claim->is_null()) continue;
-        // EXL3 names modules in the other file alone.
-        if (is_exl3(*claim)) continue;
-        auto config = read_claim(*claim);
+        if (is_exl3(*claim)) {  // which names modules in the other file alone
+            found.emplace().silent = true;
+            continue;
+        }
+        const bool own = field == std::string_view("quantization_config");
+        auto config = read_claim(*claim, own ? field : file);
         if (!config.ok()) return config.error().in((folder / file).string() + ": " + field);
         return std::optional<QuantizationConfig>(std::move(config).value());
     }
-    return std::optional<QuantizationConfig>();
+    return found;
 }
 
 }  // namespace percheron::checkpoint

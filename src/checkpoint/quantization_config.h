@@ -4,55 +4,51 @@
 // Read from config.json's quantization_config, else from hf_quant_config.json's "quantization"; of
 // EXL3 from quantization_config.json's "tensor_storage", where quantised modules have the
 // "quant_format" exl3.
-// Exempt weights are listed as "ignore", "modules_to_not_convert" or "exclude_modules"; quantised
-// ones are every linear layer, or the "targets" of "config_groups".  An entry is
-//   "re:EXPRESSION"   matched from the start of the module's name
-//   "a.*.b"           a shell pattern for the whole name
-//   "Linear"          every linear layer
-//   any other         the module of that name and everything below it
-// Names and expressions may use any of the prefixes of names.h.
+// Exempt weights are listed as "ignore", "modules_to_not_convert" or "exclude_modules"
+// (module_list.h); quantised ones are every linear layer, the "targets" of "config_groups" or the
+// keys of "quantized_layers".  How they are stored is said by "quant_method", "quant_algo" and
+// "format", of FP8 "weight_block_size", of groups the fields of "weights".
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/module_list.h"
 #include "core/status.h"
 
 namespace percheron::checkpoint {
 
-// A list of modules as quantisation tools write them.
-class ModuleList {
-  public:
-    // Errors: corrupt (an expression that does not compile, named).
-    Status add(std::string_view entry);
-
-    // `stem` is canonical.
-    bool contains(std::string_view stem) const;
-    // Whether "Linear" is listed.
-    bool every_linear() const { return every_linear_; }
-    bool empty() const;
-
-  private:
-    struct Expression;
-
-    std::unordered_set<std::string> names_;  // canonical
-    std::vector<std::string> patterns_;
-    std::vector<std::shared_ptr<const Expression>> expressions_;
-    bool every_linear_ = false;
+// Weights of which a config says how they are stored.
+struct ClaimedGroup {
+    std::string name;  // for messages: "config_groups.group_0", or the file's own
+    ModuleList targets;
+    nlohmann::ordered_json says = nlohmann::ordered_json::object();  // field: value
 };
 
 struct QuantizationConfig {
+    std::string name;  // for messages: "quantization_config"
+    // There is one, but it does not say which weights are stored how, or not in words that are
+    // known.
+    bool silent = false;
     ModuleList exempt;
-    ModuleList targets;
+    std::vector<ClaimedGroup> groups;  // of those that name a weight the first one is meant
     // EXL3: the tensors of each module, canonical.  Where some are stored the others must be too:
     // what is left without a codebook's marker would be read as another codebook.
     std::vector<std::vector<std::string>> stored_together;
 };
+
+// The form of a stored weight: WeightParts::stored_as, and of NVFP4 "nvfp4-pack-quantized" in the
+// layout of compressed-tensors.
+inline constexpr std::string_view compressed_nvfp4 = "nvfp4-pack-quantized";
+
+// What of a group's fields is not so of a weight in this form: "num_bits 8, group_size 64"; empty
+// if nothing.  Fields that say nothing about how a weight is stored are left alone.
+std::string contradiction(const ClaimedGroup& group, std::string_view form);
 
 // Nothing if neither file says anything.  Errors: corrupt, naming the file; io.
 Result<std::optional<QuantizationConfig>> read_quantization_config(

@@ -1,5 +1,9 @@
 #include "checkpoint/quantization_config.h"
 
+#include <algorithm>
+#include <random>
+#include <set>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +14,7 @@
 namespace percheron::checkpoint::test {
 namespace {
 
+using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -23,6 +28,11 @@ ModuleList list_of(const std::vector<std::string>& entries) {
         EXPECT_TRUE(status.ok()) << status.error().message();
     }
     return list;
+}
+
+bool names(const ModuleList& list, const std::string& stem) {
+    MatchBudget budget;
+    return list.contains(stem, budget);
 }
 
 TEST(ModuleList, UnderstandsHowToolsWriteModules) {
@@ -49,17 +59,105 @@ TEST(ModuleList, UnderstandsHowToolsWriteModules) {
         {"Linear", false},
     };
     for (const auto& [entry, expected] : for_q) {
-        EXPECT_EQ(list_of({entry}).contains(q), expected) << entry;
+        EXPECT_EQ(names(list_of({entry}), q), expected) << entry;
     }
     EXPECT_TRUE(list_of({"Linear"}).every_linear());
-    EXPECT_TRUE(list_of({"re:.*mlp\\.experts\\.\\d+\\.(gate|up|down)_proj$"}).contains(expert));
-    EXPECT_FALSE(list_of({}).contains(q));
+    EXPECT_TRUE(names(list_of({"re:.*mlp\\.experts\\.\\d+\\.(gate|up|down)_proj$"}), expert));
+    EXPECT_FALSE(names(list_of({}), q));
     EXPECT_FALSE(ModuleList().add("re:(").ok());
 }
 
-TEST(ModuleList, AHostileExpressionEnds) {
-    const ModuleList list = list_of({"re:(a+)+(b+)+(a|b|ab)*$x", "*a*a*a*a*a*a*a*a*a*b"});
-    EXPECT_FALSE(list.contains(std::string(3000, 'a')));
+// Expressions that backtrack without end on names as networks have them.
+std::vector<std::string> evil_expressions() {
+    std::vector<std::string> evil = {
+        "re:(.*a)*(.*b)*(.+)+(x+x+)+y$",
+        "re:(a+)+(b+)+(a|b|ab)*$x",
+        "re:((.+)+)+$x",
+        "re:(.|.)*Z",
+        "re:(?:.?){60}.{60}Q",
+        "re:^(.*?,){11}P",
+        "re:(([a-z_.]+)+[0-9]*)+!",
+        "re:(\\w|\\w\\w|\\w\\.)+#",
+        "re:.*.*.*.*.*.*.*.*Q",
+        "re:(.*)(.*)(.*)(.*)(.*)\\1\\2\\3Q",
+        "re:(?=(.+)+Q).*",
+        "re:(?<!x)(.+)*(.+)*Q",
+        "re:(?|(.+)|(.*))+Q",
+        "re:(.+(?R)?)+Q",
+        "re:(?>(.+)+)Q|(.+)+Q",
+    };
+    // The same kinds, made: a repetition of repetitions that cannot end well.
+    std::mt19937_64 random(1);
+    const char* const atoms[] = {".", "[a-z]", "\\w", "(?:a|.)", "[^Q]", "(l|.)"};
+    const char* const ends[] = {"Q", "#$", "!", "$x", "(?!)", "\\bQ\\b"};
+    for (int i = 0; i < 60; ++i) {
+        std::string text = atoms[random() % std::size(atoms)];
+        for (std::size_t depth = 2 + random() % 3; depth > 0; --depth) {
+            text = (random() % 2 == 0 ? "(" : "(?:") + text + (random() % 2 == 0 ? "+" : "*") + ")";
+        }
+        evil.push_back("re:" + text + "+" + text + "*" + ends[random() % std::size(ends)]);
+    }
+    return evil;
+}
+
+TEST(ModuleList, WhatTakesTooLongIsGivenUpOnceAndNamed) {
+    std::vector<std::string> stems = {std::string(3000, 'a')};
+    for (int layer = 0; layer < 20; ++layer) {
+        for (int expert = 0; expert < 20; ++expert) {
+            stems.push_back(layer_prefix(static_cast<std::size_t>(layer)) + "mlp.experts." +
+                            std::to_string(expert) + ".down_proj");
+        }
+    }
+    for (const std::string& evil : evil_expressions()) {
+        const ModuleList list = list_of({evil, "re:.*down_proj$"});
+        MatchBudget budget;
+        for (const std::string& stem : stems) {
+            // The entry beside it is none the worse.
+            ASSERT_EQ(list.contains(stem, budget), stem.ends_with("down_proj")) << evil;
+        }
+        // One match that went too far, and what the sound one takes.
+        EXPECT_LE(MatchBudget::default_steps - budget.left(),
+                  MatchBudget::steps_of_a_match + 5000 * stems.size())
+            << evil;
+        for (const std::string& entry : budget.given_up())
+            EXPECT_EQ(entry, evil);
+        EXPECT_EQ(budget.complaints().size(), budget.given_up().size());
+    }
+    MatchBudget budget;
+    const ModuleList list = list_of({evil_expressions().front()});
+    EXPECT_FALSE(list.contains(stems.back(), budget));
+    EXPECT_THAT(budget.complaints(), ElementsAre(AllOf(HasSubstr("'re:(.*a)*(.*b)*(.+)+(x+x+)+y$'"),
+                                                       HasSubstr("takes too long"))));
+}
+
+// Neither do many entries that are each cheap enough add up to a wait.
+TEST(ModuleList, AllListsTogetherHaveOneBudget) {
+    for (const std::string entry : {"re:(.*x)*$", "*a*b*c*d*", "plain.name", "re:.*l.*l.*Q"}) {
+        std::vector<std::string> entries;
+        for (int i = 0; i < 300; ++i)
+            entries.push_back(entry + (entry == "plain.name" ? std::to_string(i) : ""));
+        const ModuleList list = list_of(entries);
+        MatchBudget budget(100'000);
+        std::size_t asked = 0;
+        const std::string stem = layer_prefix(3) + "mlp.experts.7.up_proj";
+        while (!budget.exhausted()) {
+            const std::uint64_t before = budget.left();
+            list.contains(stem, budget);
+            ASSERT_LT(budget.left(), before);
+            ++asked;
+        }
+        EXPECT_LE(asked, 100'000u);
+        EXPECT_FALSE(list_of({stem}).contains(stem, budget));
+        EXPECT_THAT(budget.complaints(), Contains(HasSubstr("from some weight on")));
+    }
+    // A message stays a line, whatever the file says.
+    MatchBudget many;
+    for (int i = 0; i < 1000; ++i)
+        many.give_up("re:" + std::string(100'000, 'a') + std::to_string(i));
+    EXPECT_EQ(many.complaints().size(), 11u);
+    for (const std::string& complaint : many.complaints())
+        EXPECT_LT(complaint.size(), 200u);
+    EXPECT_LT(ModuleList().add("re:" + std::string(1'000'000, '(')).error().message().size(), 200u);
 }
 
 // Experts packed, everything else BF16; the config lists what is not packed.
@@ -130,10 +228,9 @@ TEST_F(MixedPrecision, RunsUnderAnyPrefixWithTheMtpLayerForgottenByTheList) {
     EXPECT_EQ(inventory.formats.at("w4a16").tensors, 2u * 3u * 3u);
     EXPECT_GE(inventory.ignored.size(), listed_.size());
     // The layer that the list forgets is BF16 on disk, is read as such and is named.
-    EXPECT_EQ(inventory.disagreements.size(), mtp_linears().size());
-    for (const std::string& stem : mtp_linears()) {
-        EXPECT_THAT(inventory.disagreements, Contains(HasSubstr(stem + " is stored as bf16")));
-    }
+    ASSERT_EQ(inventory.disagreements.size(), 1u);
+    EXPECT_EQ(inventory.disagreements[0].what, "stored as bf16 but not exempt");
+    EXPECT_EQ(inventory.disagreements[0].weights, mtp_linears());
     EXPECT_THAT(inventory.warnings, ElementsAre(HasSubstr(mtp_linears().front())));
     EXPECT_THAT(summary(inventory), HasSubstr("0 unclassified; MTP found"));
 }
@@ -147,8 +244,9 @@ TEST_F(MixedPrecision, AnEntryThatIsMissingIsNamedAndChangesNothing) {
     ASSERT_EQ(std::erase(listed_, forgotten), 1u);
     const Inventory inventory = account(listed_, "model.language_model.");
     EXPECT_TRUE(inventory.runnable());
-    EXPECT_THAT(inventory.disagreements, ElementsAre(HasSubstr(forgotten + " is stored as bf16")));
-    EXPECT_THAT(inventory.warnings, ElementsAre(HasSubstr(forgotten)));
+    EXPECT_THAT(inventory.warnings,
+                ElementsAre("quantization_config: 1 weight stored as bf16 but not exempt: " +
+                            forgotten + "; the files decide"));
     EXPECT_EQ(inventory.ignored.size() + 1, whole.ignored.size());
     EXPECT_EQ(inventory.formats.at("w4a16").bytes, whole.formats.at("w4a16").bytes);
 }
@@ -160,7 +258,9 @@ TEST_F(MixedPrecision, AnEntryTooManyIsNamed) {
     listed_.push_back(packed);
     const Inventory inventory = account(listed_, "model.");
     EXPECT_TRUE(inventory.runnable());
-    EXPECT_THAT(inventory.disagreements, ElementsAre(HasSubstr(packed + " is stored as w4a16")));
+    EXPECT_THAT(inventory.warnings,
+                ElementsAre("quantization_config: 1 weight stored as w4a16 but exempt: " + packed +
+                            "; the files decide"));
 }
 
 TEST_F(MixedPrecision, AClaimThatCannotBeReadIsAWarning) {
@@ -182,6 +282,9 @@ TEST_F(MixedPrecision, TheListOfAnotherFileCountsWhenConfigHasNone) {
     const TemporaryFolder folder;
     small.write(folder.path());
     EXPECT_THAT(Checkpoint::inspect(folder.path()).ignored, IsEmpty());
+    EXPECT_THAT(Checkpoint::inspect(folder.path()).warnings,
+                ElementsAre(AllOf(HasSubstr("18 weights stored as w4a16, but there is none"),
+                                  HasSubstr("layers.{1-2}.mlp.experts.{0-2}.up_proj"))));
     ASSERT_TRUE(
         write_text_file(folder.path() / "hf_quant_config.json",
                         R"({"quantization": {"exclude_modules": ["lm_head", "model.layers.0*"]}})")
@@ -190,6 +293,270 @@ TEST_F(MixedPrecision, TheListOfAnotherFileCountsWhenConfigHasNone) {
     EXPECT_THAT(inventory.ignored, Contains("lm_head"));
     EXPECT_THAT(inventory.ignored, Contains(layer_prefix(0) + "self_attn.q_proj"));
     EXPECT_THAT(inventory.ignored, Not(Contains(layer_prefix(1) + "self_attn.q_a_proj")));
+}
+
+TEST_F(MixedPrecision, APatternThatTakesTooLongIsNamedAndTheRestCounts) {
+    for (const std::string& stem : mtp_linears())
+        listed_.push_back(stem);
+    const Inventory whole = account(listed_, "model.");
+    for (const std::string& evil : evil_expressions()) {
+        std::vector<std::string> listed = listed_;
+        listed.insert(listed.begin(), evil);
+        const Inventory inventory = account(listed, "model.");
+        EXPECT_TRUE(inventory.runnable());
+        EXPECT_EQ(inventory.ignored, whole.ignored) << evil;
+        EXPECT_THAT(inventory.disagreements, IsEmpty()) << evil;
+        EXPECT_LE(inventory.warnings.size(), 1u);
+        for (const std::string& warning : inventory.warnings)
+            EXPECT_THAT(warning, AllOf(HasSubstr(shortened(evil)), HasSubstr("takes too long")));
+    }
+}
+
+// ---- what a config says of the numbers
+
+// A form that experts are stored in, and configs that say so: of the first one, each of the changes
+// makes another.
+struct DescribedForm {
+    const char* name;
+    WeightFormat format;
+    bool compressed_nvfp4;
+    Json truth;
+    std::vector<Json> others;                           // true as well
+    std::vector<std::pair<const char*, Json>> changes;  // JSON pointer, wrong value
+};
+
+Json group_of(const char* format, Json weights) {
+    return {{"group_0", {{"format", format}, {"targets", {"Linear"}}, {"weights", weights}}}};
+}
+
+std::vector<DescribedForm> described_forms() {
+    const Json int4 = {{"num_bits", 4},       {"type", "int"},     {"symmetric", true},
+                       {"strategy", "group"}, {"group_size", 128}, {"dynamic", false}};
+    const Json fp4 = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", false}};
+    const Json fp8 = {
+        {"num_bits", 8}, {"type", "float"}, {"strategy", "block"}, {"block_structure", {128, 128}}};
+    const std::vector<std::pair<const char*, Json>> of_weights = {
+        {"/config_groups/group_0/weights/num_bits", 3},
+        {"/config_groups/group_0/weights/type", "other"},
+        {"/config_groups/group_0/weights/symmetric", false},
+        {"/config_groups/group_0/weights/strategy", "channel"},
+        {"/config_groups/group_0/weights/group_size", 64},
+        {"/config_groups/group_0/weights/dynamic", true},
+        {"/config_groups/group_0/format", "int-quantized"},
+        {"/quant_method", "bitsandbytes"},
+    };
+    auto of_blocks = of_weights;
+    of_blocks.emplace_back("/config_groups/group_0/weights/block_structure", Json({64, 128}));
+    return {
+        {"w4a16",
+         WeightFormat::w4a16,
+         false,
+         {{"quant_method", "compressed-tensors"},
+          {"config_groups", group_of("pack-quantized", int4)}},
+         {{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}, {"sym", true}},
+          {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"zero_point", false}},
+          {{"quant_method", "percheron"},
+           {"format", "mixed"},
+           {"config_groups", group_of("pack-quantized", int4)}}},
+         of_weights},
+        {"nvfp4",
+         WeightFormat::nvfp4,
+         false,
+         {{"quant_method", "modelopt"},
+          {"quant_algo", "NVFP4"},
+          {"config_groups", group_of("nvfp4", fp4)}},
+         {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", 16}},
+          {{"quant_method", "modelopt"},
+           {"quant_algo", "MIXED_PRECISION"},
+           {"quantized_layers",
+            {{"model.layers.1.mlp.experts", {{"quant_algo", "NVFP4"}, {"group_size", 16}}},
+             {"model.layers.2.mlp.experts", {{"quant_algo", "NVFP4"}, {"group_size", 16}}},
+             {"model.layers.3.mlp.experts", {{"quant_algo", "NVFP4"}}}}}}},
+         of_weights},
+        {"nvfp4-pack-quantized",
+         WeightFormat::nvfp4,
+         true,
+         {{"quant_method", "compressed-tensors"},
+          {"config_groups", group_of("nvfp4-pack-quantized", fp4)}},
+         {},
+         of_weights},
+        {"fp8_block",
+         WeightFormat::fp8_block,
+         false,
+         {{"quant_method", "percheron"}, {"config_groups", group_of("fp8-block", fp8)}},
+         {{{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}}},
+         of_blocks},
+    };
+}
+
+// Experts in a form, everything else BF16 and exempt but for `also`.
+class DescribedExperts : public testing::Test {
+  protected:
+    void store(const DescribedForm& form) {
+        small_ = small_model(
+            1, small_config(128),
+            [&](const ExpectedTensor& tensor) {
+                return tensor.role == TensorRole::routed_expert ? form.format : WeightFormat::bf16;
+            },
+            form.compressed_nvfp4);
+        exempt_ = Json::array();
+        experts_.clear();
+        const model::ModelConfig config = small_.parsed();
+        std::vector<ExpectedTensor> all = outer_tensors(config);
+        for (std::size_t i = 0; i < config.layers() + config.mtp_layers; ++i) {
+            for (ExpectedTensor& tensor : layer_tensors(config, i))
+                all.push_back(std::move(tensor));
+        }
+        for (const ExpectedTensor& tensor : all) {
+            if (tensor.role == TensorRole::matrix) exempt_.push_back(stem_of(tensor.name));
+            if (tensor.role == TensorRole::routed_expert) experts_.push_back(stem_of(tensor.name));
+        }
+        exempt_.push_back("model.visual");
+    }
+
+    Inventory account(Json claim) {
+        claim["ignore"] = exempt_;
+        SmallModel small = small_;
+        small.config["quantization_config"] = std::move(claim);
+        const TemporaryFolder folder;
+        small.write(folder.path());
+        return Checkpoint::inspect(folder.path());
+    }
+
+    SmallModel small_;
+    Json exempt_;
+    std::vector<std::string> experts_;
+};
+
+TEST_F(DescribedExperts, EveryFieldIsHeldToWhatIsStored) {
+    for (const DescribedForm& form : described_forms()) {
+        store(form);
+        EXPECT_THAT(account(form.truth).warnings, IsEmpty()) << form.name;
+        for (const Json& other : form.others)
+            EXPECT_THAT(account(other).warnings, IsEmpty()) << form.name << other;
+        for (const auto& [place, wrong] : form.changes) {
+            Json claim = form.truth;
+            const Json::json_pointer pointer(place);
+            claim[pointer] = wrong;
+            const Inventory inventory = account(claim);
+            EXPECT_TRUE(inventory.runnable());
+            ASSERT_EQ(inventory.disagreements.size(), 1u) << form.name << claim;
+            EXPECT_EQ(inventory.disagreements[0].weights, experts_);
+            EXPECT_THAT(inventory.disagreements[0].what,
+                        AllOf(HasSubstr("stored as " + std::string(form.name)),
+                              HasSubstr(pointer.back() + " " + wrong.dump())));
+            EXPECT_THAT(inventory.warnings,
+                        ElementsAre(HasSubstr(
+                            "27 weights " + inventory.disagreements[0].what +
+                            ": model.language_model.layers.{1-3}.mlp.experts.{0-2}.gate_proj, ")));
+        }
+        // Each form under the truths of all others, and under none at all.
+        for (const DescribedForm& other : described_forms()) {
+            if (other.name == form.name) continue;
+            const Inventory inventory = account(other.truth);
+            ASSERT_EQ(inventory.disagreements.size(), 1u) << form.name << other.truth;
+            EXPECT_EQ(inventory.disagreements[0].weights, experts_);
+        }
+        const TemporaryFolder folder;
+        small_.write(folder.path());
+        EXPECT_THAT(Checkpoint::inspect(folder.path()).warnings,
+                    ElementsAre(HasSubstr("27 weights stored as " + std::string(form.name) +
+                                          ", but there is none")));
+    }
+}
+
+TEST_F(DescribedExperts, TheOldFp8FormWithoutBlocksIsAnother) {
+    store(described_forms()[3]);
+    EXPECT_THAT(account({{"quant_method", "fp8"}}).warnings,
+                ElementsAre(HasSubstr("says weight_block_size null: ")));
+    EXPECT_THAT(account({{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}}).warnings,
+                ElementsAre(HasSubstr("says weight_block_size [64,64]: ")));
+}
+
+// A layer whose weights have another form than the config's one group says, as MTP layers often.
+TEST_F(DescribedExperts, TheLayerThatDiffersIsNamed) {
+    const std::vector<DescribedForm> forms = described_forms();
+    for (const DescribedForm& said : forms) {
+        for (const DescribedForm& other : forms) {
+            if (other.name == said.name) continue;
+            store(said);
+            const SmallModel trunk = small_;
+            store(other);
+            std::erase_if(small_.tensors, [](const auto& entry) {
+                return !entry.first.starts_with(layer_prefix(3));
+            });
+            for (const auto& [name, tensor] : trunk.tensors) {
+                if (!name.starts_with(layer_prefix(3))) small_.tensors.insert({name, tensor});
+            }
+            const Inventory inventory = account(said.truth);
+            ASSERT_EQ(inventory.disagreements.size(), 1u) << said.name << other.name;
+            EXPECT_EQ(inventory.disagreements[0].weights.size(), 9u);
+            EXPECT_THAT(inventory.warnings,
+                        ElementsAre(HasSubstr("layers.3.mlp.experts.{0-2}.down_proj")));
+        }
+    }
+}
+
+// A config may be wrong in any number of ways: what is said of it has an end.
+TEST_F(DescribedExperts, TheAccountOfAConfigThatIsAllWrongIsBounded) {
+    store(described_forms()[0]);
+    Json groups = Json::object();
+    for (std::size_t i = 0; i < experts_.size(); ++i) {
+        groups["group_" + std::string(1000, 'g') + std::to_string(i)] = {
+            {"targets", {experts_[i]}},
+            {"weights", {{"num_bits", std::string(100'000, '7')}, {"group_size", i}}}};
+    }
+    const Inventory inventory = account({{"config_groups", groups}});
+    EXPECT_LE(inventory.disagreements.size(), 21u);
+    std::size_t weights = 0;
+    std::size_t bytes = 0;
+    for (const Disagreement& one : inventory.disagreements)
+        weights += one.weights.size();
+    for (const std::string& warning : inventory.warnings)
+        bytes += warning.size();
+    EXPECT_EQ(weights, experts_.size());
+    EXPECT_LT(bytes, 21u * 2000u);
+}
+
+// Every name is there, and no other.
+TEST(FoldedNames, SayTheNamesThatWereFolded) {
+    EXPECT_THAT(folded_names({}), IsEmpty());
+    EXPECT_THAT(folded_names({"a.1.b", "a.2.b", "a.7.b", "c"}), ElementsAre("a.{1-2,7}.b", "c"));
+    EXPECT_THAT(folded_names({"a.1.b.2", "a.2.b.1"}), ElementsAre("a.{1-2}.b.{1-2} (2 of these)"));
+    std::mt19937_64 random(1);
+    for (int trial = 0; trial < 300; ++trial) {
+        std::vector<std::string> names;
+        std::size_t combinations = 1;
+        std::vector<std::set<std::size_t>> numbers(2);
+        for (auto& set : numbers) {
+            for (std::size_t i = 1 + random() % 6; i > 0; --i)
+                set.insert(random() % 12);
+            combinations *= set.size();
+        }
+        for (const std::size_t layer : numbers[0]) {
+            for (const std::size_t expert : numbers[1]) {
+                names.push_back("l." + std::to_string(layer) + ".e" + std::to_string(expert) + "x");
+            }
+        }
+        std::shuffle(names.begin(), names.end(), random);
+        const auto text = [](const std::set<std::size_t>& set) {
+            std::string list;
+            for (const std::size_t number : set) {
+                const bool begins = !set.contains(number - 1);
+                const bool ends = !set.contains(number + 1);
+                if (begins) list += (list.empty() ? "" : ",") + std::to_string(number);
+                if (!begins && ends) list += "-" + std::to_string(number);
+            }
+            return set.size() == 1 ? list : "{" + list + "}";
+        };
+        const std::string all = "l." + text(numbers[0]) + ".e" + text(numbers[1]) + "x";
+        EXPECT_THAT(folded_names(names), ElementsAre(all));
+        if (numbers[0].size() < 2 || numbers[1].size() < 2) continue;
+        names.pop_back();
+        EXPECT_THAT(folded_names(names),
+                    ElementsAre(testing::HasSubstr(" (" + std::to_string(combinations - 1) +
+                                                   " of these)")));
+    }
 }
 
 }  // namespace

@@ -198,7 +198,9 @@ TEST(Trellis, AFolderLaidOutByItsConverterRuns) {
     EXPECT_EQ(inventory.formats.at("exl3").tensors, 5u);  // three shares, the head, the tower's
     EXPECT_THAT(summary(inventory), AllOf(HasSubstr("5 exl3"), HasSubstr(" 0 unclassified")));
     // The head and the tower's pieces are none of the modules that the account names.
-    EXPECT_EQ(inventory.disagreements.size(), 2u);
+    ASSERT_EQ(inventory.disagreements.size(), 1u);
+    EXPECT_EQ(inventory.disagreements[0].what, "stored as exl3 but no target");
+    EXPECT_EQ(inventory.disagreements[0].weights.size(), 2u);
     for (const auto& [stem, values] : expected) {
         const bool vision = stem.starts_with("model.visual.");
         const std::size_t k = vision ? config.vision.hidden : config.hidden;
