@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/files.h"
 #include "tools/checkpoint_folder.h"
+#include "tools/quantize_description.h"
 #include "tools/quantize_experts.h"
 #include "tools/quantize_folder.h"
 #include "tools/quantize_layers.h"
@@ -365,7 +366,7 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     PERCHERON_ASSIGN(const StoredModel stored, StoredModel::of(model, out));
     PERCHERON_ASSIGN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(stored.folder()));
     PERCHERON_ASSIGN(const std::vector<PlannedWeight> plan, plan_quantization(*source, options));
-    PERCHERON_ASSIGN(const std::string config, quantized_config(stored.folder(), plan, options));
+    PERCHERON_ASSIGN(const std::string config, quantized_config(stored.folder(), plan));
     PERCHERON_ASSIGN(const std::unique_ptr<CalibrationMath> math,
                      CalibrationMath::create(options.threads));
     PERCHERON_ASSIGN(QuantizeFolder folder,

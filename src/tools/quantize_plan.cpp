@@ -1,9 +1,6 @@
 #include "tools/quantize_plan.h"
 
-#include <nlohmann/json.hpp>
-
-#include "checkpoint/quantization_config.h"
-#include "core/files.h"
+#include "checkpoint/module_list.h"
 #include "tools/quantize_formats.h"
 
 namespace percheron::tools {
@@ -15,16 +12,9 @@ using checkpoint::Shape;
 using checkpoint::stem_of;
 using checkpoint::TensorRole;
 using ops::WeightFormat;
-using Json = nlohmann::ordered_json;
-
-constexpr Bytes largest_config = 64u << 20;
 
 std::size_t blocks(std::size_t count) {
     return (count + block_width - 1) / block_width;
-}
-
-bool is_quantised(WeightFormat format) {
-    return format != WeightFormat::bf16 && format != WeightFormat::f32;
 }
 
 // Values of a row that share a scale.
@@ -45,7 +35,7 @@ class Patterns {
                 return Error(ErrorCode::invalid_argument,
                              std::string(option) + ": " + added.error().message());
             }
-            patterns.entries_.push_back({entry, std::move(list), false});
+            patterns.entries_.push_back({entry, std::move(list), checkpoint::MatchBudget(), false});
         }
         return patterns;
     }
@@ -55,7 +45,7 @@ class Patterns {
     bool match(const std::string& stem) {
         bool any = false;
         for (Entry& entry : entries_) {
-            if (!entry.list.contains(stem) && !entry.list.every_linear()) continue;
+            if (!entry.list.contains(stem, entry.budget) && !entry.list.every_linear()) continue;
             entry.used = any = true;
         }
         return any;
@@ -63,6 +53,13 @@ class Patterns {
 
     Status check_used() const {
         for (const Entry& entry : entries_) {
+            // It would name some of what it means, and which ones nobody could tell.
+            if (entry.budget.exhausted() || !entry.budget.given_up().empty()) {
+                return Error(ErrorCode::invalid_argument,
+                             std::string(option_) + " " + checkpoint::shortened(entry.text) +
+                                 ": takes too long to match; write it without repetitions inside "
+                                 "repetitions");
+            }
             if (entry.used) continue;
             return Error(ErrorCode::invalid_argument,
                          std::string(option_) + " " + entry.text +
@@ -76,6 +73,7 @@ class Patterns {
     struct Entry {
         std::string text;
         checkpoint::ModuleList list;
+        checkpoint::MatchBudget budget;
         bool used = false;
     };
 
@@ -173,61 +171,6 @@ std::vector<checkpoint::TensorHeader> output_headers(const PlannedWeight& weight
             {stem + ".weight_shape", DType::i64, {2}}};
 }
 
-Json int4_weights() {
-    return {{"num_bits", 4},       {"type", "int"},    {"symmetric", true},
-            {"strategy", "group"}, {"dynamic", false}, {"group_size", block_width},
-            {"actorder", nullptr}};
-}
-
-Json fp8_weights() {
-    return {{"num_bits", 8},     {"type", "float"},
-            {"symmetric", true}, {"strategy", "block"},
-            {"dynamic", false},  {"block_structure", {block_width, block_width}}};
-}
-
-Json nvfp4_weights() {
-    return {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", false}};
-}
-
-Json group(const char* format, Json targets, Json weights) {
-    return {{"format", format},
-            {"targets", std::move(targets)},
-            {"weights", std::move(weights)},
-            {"input_activations", nullptr},
-            {"output_activations", nullptr}};
-}
-
-// Matches the modules of routed experts under any prefix.
-constexpr const char* expert_pattern = R"(re:.*mlp\.experts\.\d+\.(gate|up|down)_proj$)";
-
-// The plan as configs speak of it: modules by name.
-struct Split {
-    Json kept = Json::array();    // matrices that are not quantised
-    Json chosen = Json::array();  // of the format asked for
-    Json rest = Json::array();    // quantised otherwise
-    bool exactly_the_experts = true;
-
-    Json targets() const { return exactly_the_experts ? Json::array({expert_pattern}) : chosen; }
-};
-
-Split split_plan(const std::vector<PlannedWeight>& plan, WeightFormat format) {
-    Split split;
-    for (const PlannedWeight& weight : plan) {
-        if (weight.tensor.role == TensorRole::plain) continue;
-        const std::string stem = stem_of(weight.tensor.name);
-        const bool expert = weight.tensor.role == TensorRole::routed_expert;
-        if (!is_quantised(weight.format)) {
-            split.kept.push_back(stem);
-        } else if (weight.format == format) {
-            split.chosen.push_back(stem);
-        } else {
-            split.rest.push_back(stem);
-        }
-        if (expert != (weight.format == format)) split.exactly_the_experts = false;
-    }
-    return split;
-}
-
 Error not_a_source(const checkpoint::WeightParts& parts) {
     return Error(ErrorCode::unsupported, describe(parts.first()) + ": is stored as " +
                                              std::string(parts.stored_as) +
@@ -269,58 +212,6 @@ Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoin
     }
     PERCHERON_TRY(chooser.check_used());
     return plan;
-}
-
-Result<std::string> quantized_config(const std::filesystem::path& folder,
-                                     const std::vector<PlannedWeight>& plan,
-                                     const QuantizeOptions& options) {
-    const std::filesystem::path path = folder / "config.json";
-    PERCHERON_ASSIGN(const std::string text, read_text_file(path, largest_config));
-    Json config = Json::parse(text, nullptr, false);
-    if (!config.is_object()) {
-        return Error(ErrorCode::corrupt, path.string() + ": is not a JSON object");
-    }
-    const Split split = split_plan(plan, options.format);
-    Json quantization;
-    if (options.format == WeightFormat::fp8_block) {
-        quantization = {{"quant_method", "fp8"},
-                        {"fmt", "e4m3"},
-                        {"activation_scheme", "dynamic"},
-                        {"weight_block_size", {block_width, block_width}},
-                        {"modules_to_not_convert", split.kept}};
-    } else {
-        const bool int4 = options.format == WeightFormat::w4a16;
-        Json groups = {{"group_0", group(int4 ? "pack-quantized" : "nvfp4", split.targets(),
-                                         int4 ? int4_weights() : nvfp4_weights())}};
-        if (!split.rest.empty()) {
-            groups["group_1"] = group("fp8-block", split.rest, fp8_weights());
-            quantization = {{"quant_method", "percheron"}, {"format", "mixed"}};
-        } else if (int4) {
-            quantization = {{"quant_method", "compressed-tensors"},
-                            {"format", "pack-quantized"},
-                            {"quantization_status", "compressed"}};
-        } else {
-            quantization = {{"quant_method", "modelopt"},
-                            {"quant_algo", "NVFP4"},
-                            {"producer", {{"name", "percheron"}}}};
-        }
-        quantization["config_groups"] = std::move(groups);
-        quantization["ignore"] = split.kept;
-    }
-    config["quantization_config"] = std::move(quantization);
-    return config.dump(2) + "\n";
-}
-
-std::string modelopt_config(const std::vector<PlannedWeight>& plan) {
-    const Split split = split_plan(plan, WeightFormat::nvfp4);
-    if (split.chosen.empty() || !split.rest.empty()) return {};
-    const Json config = {{"producer", {{"name", "percheron"}}},
-                         {"quantization",
-                          {{"quant_algo", "NVFP4"},
-                           {"kv_cache_quant_algo", nullptr},
-                           {"group_size", 16},
-                           {"exclude_modules", split.kept}}}};
-    return config.dump(2) + "\n";
 }
 
 }  // namespace percheron::tools

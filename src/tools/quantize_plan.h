@@ -1,7 +1,6 @@
-// Which format every weight of a checkpoint gets, and the config that says so.
+// Which format every weight of a checkpoint gets.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -34,15 +33,5 @@ struct PlannedWeight {
 // names nothing that can have the format, a row length that does not suit it).
 Result<std::vector<PlannedWeight>> plan_quantization(const checkpoint::Checkpoint& model,
                                                      const QuantizeOptions& options);
-
-// config.json of `folder` with its quantization_config replaced by one that describes the plan:
-// compressed-tensors' for w4a16 alone, the block FP8 form for fp8 alone, ModelOpt's for nvfp4
-// alone, else the mixed form of docs/CHECKPOINTS.md.
-Result<std::string> quantized_config(const std::filesystem::path& folder,
-                                     const std::vector<PlannedWeight>& plan,
-                                     const QuantizeOptions& options);
-
-// hf_quant_config.json of a plan that ModelOpt's form describes, else empty.
-std::string modelopt_config(const std::vector<PlannedWeight>& plan);
 
 }  // namespace percheron::tools

@@ -314,9 +314,14 @@ TEST_F(Quantize, TheConfigSaysWhatIsStored) {
     options.rest = WeightFormat::fp8_block;
     run(small, options, "mixed");
     options.format = WeightFormat::fp8_block;
+    run(small, options, "fp8 of all");
+    options.rest.reset();
     run(small, options, "fp8");
-    for (const auto& [name, method] : std::vector<std::pair<std::string, std::string>>{
-             {"experts", "compressed-tensors"}, {"mixed", "percheron"}, {"fp8", "fp8"}}) {
+    for (const auto& [name, method] :
+         std::vector<std::pair<std::string, std::string>>{{"experts", "compressed-tensors"},
+                                                          {"mixed", "percheron"},
+                                                          {"fp8 of all", "percheron"},
+                                                          {"fp8", "fp8"}}) {
         const Json config = Json::parse(read(folder_.path() / name / "config.json"));
         const Json& quantization = config.at("quantization_config");
         EXPECT_EQ(quantization.at("quant_method"), method);
@@ -398,6 +403,30 @@ TEST(QuantizeFolders, OneRunAtATimeWritesAFolder) {
     }
     // The one before has let go, and what it left is gone on from.
     EXPECT_TRUE(QuantizeFolder::open(out, "{}", 0).ok());
+}
+
+// Of a run with texts and one without, the options differ first: not the fields that only one has.
+TEST(QuantizeFolders, AnotherRunIsToldTheFirstOptionThatDiffers) {
+    const std::pair<const char*, const char*> others[] = {
+        {R"({"format": "fp8_block", "rest": null})", "differs in format;"},
+        {R"({"format": "w4a16", "rest": "fp8_block"})", "differs in rest;"},
+        {R"({"format": "w4a16", "rest": null})", "differs in calibration texts;"},
+        {R"({"format": "w4a16", "rest": null, "calibration texts": "1", "all experts": true})",
+         "differs in all experts;"},
+        {R"({"format": "w4a16", "rest": null, "calibration texts": "1", "all experts": false, "new": 1})",
+         "differs in new;"}};
+    for (const auto& [run, said] : others) {
+        const TemporaryFolder root;
+        ASSERT_TRUE(
+            QuantizeFolder::open(
+                root.path() / "out",
+                R"({"format": "w4a16", "rest": null, "calibration texts": "1", "all experts": false})",
+                0)
+                .ok());
+        const auto refused = QuantizeFolder::open(root.path() / "out", run, 0);
+        ASSERT_FALSE(refused.ok());
+        EXPECT_THAT(refused.error().message(), HasSubstr(said));
+    }
 }
 
 TEST(QuantizeFolders, ADiskTooSmallIsRefusedBeforeAnythingIsWritten) {
