@@ -1,15 +1,12 @@
 #include "cache/tier_folder.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <system_error>
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/files.h"
 #include "core/logging.h"
@@ -43,11 +40,6 @@ Result<std::unique_ptr<TierFolder>> TierFolder::open(TierOptions options) {
     return folder;
 }
 
-TierFolder::~TierFolder() {
-    if (lock_ >= 0) ::close(lock_);  // which lets it go
-}
-
-// The lock is the system's: it goes with the process, however that ends.
 Status TierFolder::lock() {
     std::error_code error;
     if (!fs::exists(options_.folder, error)) {
@@ -56,22 +48,15 @@ Status TierFolder::lock() {
         // Prompts can be told from their latents.
         fs::permissions(options_.folder, fs::perms::owner_all, error);
     }
-    const fs::path path = options_.folder / "lock";
-    lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock_ < 0) return refused_by_system(options_.folder, "make its lock file", errno);
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-        char owner[32] = {};
-        const bool named = errno == EWOULDBLOCK && ::pread(lock_, owner, sizeof owner - 1, 0) > 0;
-        return Error(ErrorCode::unavailable, "--prefix-disk " + options_.folder.string() +
-                                                 " is in use by another process" +
-                                                 (named ? " (" + std::string(owner) + ")" : "") +
-                                                 "; give every server a folder of its own");
+    auto lock = FileLock::take(options_.folder / "lock");
+    if (!lock.ok()) {
+        const bool taken = lock.error().code() == ErrorCode::unavailable;
+        return Error(lock.error().code(), "--prefix-disk " + options_.folder.string() +
+                                              (taken ? " is " : ": ") + lock.error().message() +
+                                              (taken ? "; give every server a folder of its own"
+                                                     : "; name a folder that can be written"));
     }
-    const std::string self = std::to_string(::getpid());
-    // Who it is is only a help for people.
-    if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, self.data(), self.size(), 0) < 0) {
-        log_warning("--prefix-disk: the lock file does not say whose it is");
-    }
+    lock_.emplace(std::move(*lock));
     return {};
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -16,6 +17,7 @@
 
 #include "cache/block_key.h"
 #include "cache/tier_file.h"
+#include "core/file_lock.h"
 #include "core/status.h"
 
 namespace percheron::cache {
@@ -37,7 +39,6 @@ class TierFolder {
     // Damaged files and what a killed process left half written are removed.
     // Errors: unavailable (another process has it), io.
     static Result<std::unique_ptr<TierFolder>> open(TierOptions options);
-    ~TierFolder();
     TierFolder(const TierFolder&) = delete;
     TierFolder& operator=(const TierFolder&) = delete;
 
@@ -108,7 +109,7 @@ class TierFolder {
     Error give_up(Entry& entry, Error error);
 
     TierOptions options_;
-    int lock_ = -1;
+    std::optional<FileLock> lock_;
     std::unordered_map<const Entry*, std::unique_ptr<Entry>> entries_;
     std::unordered_map<BlockKey, BlockPlace, BlockKeyHash> blocks_;
     std::unordered_map<BlockKey, Entry*, BlockKeyHash> states_;
