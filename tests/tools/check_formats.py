@@ -11,8 +11,9 @@ from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpa
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+from compressed_tensors.utils.match import match_name
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
-from stored_formats import floats, quantised, read, without, write_file
+from stored_formats import floats, quantised, read, w4a16, without, write_file
 from twins import Twins, same_bits, write_small_model
 
 def check_compressed_tensors(folder, tensors, weights):
@@ -31,6 +32,19 @@ def check_compressed_tensors(folder, tensors, weights):
         values = PackedQuantizationCompressor.decompress(state, group)["weight"].numpy()
         assert values.dtype == np.float32 and np.array_equal(values.view(np.int32), expected.view(np.int32)), stem
     print(f"  compressed-tensors reads {len(weights)} weights with the same values")
+
+
+def check_mixed(folder, forms):
+    """compressed-tensors finds each of these modules in the group of its form, and no other module in any."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    parsed = QuantizationConfig.model_validate(config)
+    groups = {group.format: group for group in parsed.config_groups.values()}
+    assert set(groups) == set(forms)
+    for form, modules in forms.items():
+        others = set(config["ignore"]).union(*(of for name, of in forms.items() if name != form))
+        assert all(any(match_name(module, target) for target in groups[form].targets) for module in modules)
+        assert not any(match_name(module, target) for module in others for target in groups[form].targets)
+    print(f"  compressed-tensors finds {sum(map(len, forms.values()))} modules in {len(forms)} groups")
 
 
 def modelopt_values(data, blocks, factor):
@@ -122,6 +136,15 @@ def main():
             folder = root / make.__name__
             values = write_foreign(source, folder, make)
             twins.compare(folder, read(folder), values)
+        # What is carried over and what is made beside it: two forms, which compressed-tensors knows both.
+        print("w4a16 beside nvfp4 of compressed-tensors")
+        source, folder = root / "made_by_compressed_tensors", root / "carried"
+        subprocess.run([program, "quantize", source, folder, "--format", "w4a16", "--include", "*.shared_experts.*"],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        tensors = read(folder)
+        made = {name.removesuffix(".weight_shape") for name in tensors if name.endswith(".weight_shape")}
+        check_mixed(folder, {"pack-quantized": made, "nvfp4-pack-quantized": set(values)})
+        twins.compare(folder, tensors, {**values, **{stem: w4a16(tensors, stem) for stem in made}})
     print("passed")
 
 
