@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace percheron::draft {
 namespace {
@@ -28,6 +27,13 @@ constexpr double large_surprise = 0.35;
 constexpr int slow_to_believe = 6;
 constexpr int fast_to_believe = 1;
 constexpr double lately = 100;
+
+// What a number of rows is known by: so much of it is left after each step of others, and so much
+// of a step that was only probed, or of a guess.
+constexpr double memory_of_rows = 0.97;
+constexpr double memory_of_refuted_rows = 0.7;
+constexpr double weight_of_a_probe = 0.3;
+constexpr double weight_of_a_guess = 0.01;
 
 // A row is never taken for less than this share of a step of one row.
 constexpr double least_row = 0.01;
@@ -83,28 +89,44 @@ void StepCosts::observe(double rows, double seconds, double sequences) {
     }
     Node& node = nearest(rows);
     if (believes(node, surprise_of(rows, seconds, sequences))) {
-        move_level(node, std::exchange(node.least, 0));
+        // What was put down to the number of rows meanwhile was no matter of theirs.
+        node.correction -= node.put_down;
+        move_level(node, node.least + node.put_down);
+        node.least = node.put_down = 0;
     }
-    take(node, surprise_of(rows, seconds, sequences));
+    const double surprise = surprise_of(rows, seconds, sequences);
+    forget(node, surprise);
+    node.weight += 1;
+    take(node, surprise);
     node.last = observed_;
 }
 
 void StepCosts::probe(double rows, double seconds, double sequences) {
     if (seconds > 0 && rows >= 1) {
+        nearest(rows).weight += weight_of_a_probe;
         take(nearest(rows), surprise_of(rows, seconds, sequences));
+    }
+}
+
+// A step of more rows was no slower than others of fewer are held for: the machine was busy when
+// they were met.
+void StepCosts::forget(const Node& met, double surprise) {
+    const double relative = met.prior + met.correction + surprise;
+    for (Node& node : nodes_) {
+        const bool refuted = &node < &met && node.prior + node.correction > relative;
+        node.weight *= refuted ? memory_of_refuted_rows : memory_of_rows;
     }
 }
 
 // Whether it is one too many of its kind, in a row with those before it.
 bool StepCosts::believes(Node& node, double surprise) const {
-    if (std::fabs(surprise) < large_surprise) {
-        node.alike = 0;
-        return false;
-    }
-    if (node.alike == 0 || std::signbit(surprise) != std::signbit(node.least)) {
+    const bool large = std::fabs(surprise) >= large_surprise;
+    if (!large || node.alike == 0 || std::signbit(surprise) != std::signbit(node.least)) {
         node.alike = 0;
         node.least = surprise;
+        node.put_down = 0;
     }
+    if (!large) return false;
     if (std::fabs(surprise) < std::fabs(node.least)) node.least = surprise;
     if (++node.alike < (surprise > 0 ? slow_to_believe : fast_to_believe)) return false;
     node.alike = 0;
@@ -128,6 +150,7 @@ void StepCosts::take(Node& node, double surprise) {
     surprise = std::clamp(surprise, -limit, limit);
     const double gain = std::max(least_correction_gain, 1 / (node.seen + 1 + prior_steps));
     node.correction += gain * surprise;
+    if (node.alike > 0) node.put_down += gain * surprise;
     node.seen += 1;
     level_ += std::max(least_level_gain, 1 / observed_) * (1 - gain) * surprise;
     carry_over();
@@ -157,32 +180,58 @@ void StepCosts::carry_over() {
     }
 }
 
-// Steps of more rows that looked faster were lucky.  Beyond what was seen a step grows no faster
-// than towards the largest number of rows that was, from one well below it: what rows share is paid
-// for by then.
+// Beyond what was seen a step grows no faster than towards the largest number of rows that was,
+// from one well below it: what rows share is paid for by then.
 void StepCosts::tabulate() {
     std::size_t last = 0, before_last = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        nodes_[i].seconds = std::exp(level_ + nodes_[i].prior + nodes_[i].correction);
         if (nodes_[i].seen > 0) last = i;
     }
     for (std::size_t i = 0; 3 * rows_of_a_node[i] <= 2 * rows_of_a_node[last]; ++i) {
         if (nodes_[i].seen > 0) before_last = i;
     }
-    double floor = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        double seconds = std::exp(level_ + nodes_[i].prior + nodes_[i].correction);
-        const double rows = rows_of_a_node[i];
-        if (i > last && nodes_[before_last].seen > 0 && last > before_last) {
+    balance(last + 1);
+    for (std::size_t i = last + 1; i < nodes_.size(); ++i) {
+        double& seconds = nodes_[i].seconds;
+        if (nodes_[before_last].seen > 0 && last > before_last) {
             const double row = (nodes_[last].seconds - nodes_[before_last].seconds) /
                                (rows_of_a_node[last] - rows_of_a_node[before_last]);
-            seconds = std::min(seconds, nodes_[last].seconds + row * (rows - rows_of_a_node[last]));
+            seconds = std::min(
+                seconds, nodes_[last].seconds + row * (rows_of_a_node[i] - rows_of_a_node[last]));
         }
-        if (i > 0) {
-            floor = nodes_[i - 1].seconds +
-                    least_row * nodes_[0].seconds * (rows - rows_of_a_node[i - 1]);
-        }
-        nodes_[i].seconds = std::max(seconds, floor);
+        const double more = rows_of_a_node[i] - rows_of_a_node[i - 1];
+        seconds = std::max(seconds, nodes_[i - 1].seconds + least_row * nodes_[0].seconds * more);
     }
+}
+
+// The rising curve nearest to the first nodes' times by their weights (neighbours that fall are
+// joined to their mean until nothing falls): a step that looked slow long ago must not lift those
+// of more rows that are met now, nor lend them its own time so that drafts look free.
+void StepCosts::balance(std::size_t nodes) {
+    struct Joined {
+        double mean = 0;
+        double weight = 0;
+        std::size_t end = 0;
+    };
+    std::array<Joined, rows_of_a_node.size()> joined;
+    std::size_t count = 0;
+    const double row = least_row * nodes_[0].seconds;
+    for (std::size_t i = 0; i < nodes; ++i) {
+        joined[count++] = {nodes_[i].seconds - row * rows_of_a_node[i],
+                           nodes_[i].weight + weight_of_a_guess, i + 1};
+        for (; count > 1 && joined[count - 2].mean > joined[count - 1].mean; --count) {
+            const Joined& right = joined[count - 1];
+            Joined& left = joined[count - 2];
+            const double weight = left.weight + right.weight;
+            left = {(left.mean * left.weight + right.mean * right.weight) / weight, weight,
+                    right.end};
+        }
+    }
+    std::size_t node = 0;
+    for (std::size_t k = 0; k < count; ++k)
+        for (; node < joined[k].end; ++node)
+            nodes_[node].seconds = joined[k].mean + row * rows_of_a_node[node];
 }
 
 double StepCosts::seconds(double rows, double sequences) const {

@@ -44,7 +44,8 @@ class StepCosts {
     bool known() const { return observed_ > 0; }
     // How often large surprises were believed; what is known of other rows may be out of date then.
     std::uint32_t moves() const { return moves_; }
-    // Rises with the rows, at least a little.
+    // Rises with the rows, at least a little: where measured times do not, they are balanced by how
+    // much and how lately each was seen.
     double seconds(double rows, double sequences = 1) const;
 
   private:
@@ -58,10 +59,12 @@ class StepCosts {
         double correction = 0;  // the same; where nothing was seen, carried over
         double seen = 0;        // steps
         double last = 0;        // observed_ when it was met for its own sake; 0: never
+        double weight = 0;      // of what was seen, the latest counting most
         double seconds = 0;
         // Large surprises in a row, all up or all down.
         int alike = 0;
-        double least = 0;  // of them; its sign is theirs
+        double least = 0;     // of them; its sign is theirs
+        double put_down = 0;  // to the number of rows, while they came
     };
 
     struct Place {
@@ -75,8 +78,10 @@ class StepCosts {
     double surprise_of(double rows, double seconds, double sequences);
     bool believes(Node& node, double surprise) const;
     void move_level(const Node& node, double by);
+    void forget(const Node& met, double surprise);
     void carry_over();
     void tabulate();
+    void balance(std::size_t nodes);
 
     std::array<Node, rows_of_a_node.size()> nodes_;
     double sequence_share_ = 0;

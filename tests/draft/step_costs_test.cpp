@@ -110,6 +110,29 @@ TEST(StepCosts, ProbesOfABusyMachineAreForgottenAtOnce) {
     }
 }
 
+// Fewer rows that were slow while the machine was busy lift no step that is met now, and the next
+// row does not look free beside them.
+TEST(StepCosts, SlowStepsOfFewerRowsAreOutweighedByWhatIsMet) {
+    for (const double before : {9.0, 12.0, 14.0, 15.0}) {
+        for (const double busy : {1.3, 2.0, 3.0}) {
+            StepCosts costs;
+            for (int round = 0; round < 3; ++round)
+                for (const double rows : {1.0, 2.0, 4.0, 8.0, 9.0, 16.0, 17.0, 32.0})
+                    costs.probe(rows, curve(rows));
+            for (int i = 0; i < 25; ++i)
+                costs.observe(before, busy * curve(before));
+            for (int i = 0; i < 40; ++i)
+                costs.observe(16, curve(16));
+            EXPECT_NEAR(costs.seconds(16), curve(16), 0.12 * curve(16)) << before << ", " << busy;
+            for (int i = 0; i < 40; ++i)
+                costs.observe(i % 8 == 0 ? 17 : 16, curve(i % 8 == 0 ? 17 : 16));
+            EXPECT_NEAR(costs.seconds(16), curve(16), 0.05 * curve(16)) << before << ", " << busy;
+            EXPECT_GT(costs.seconds(20) - costs.seconds(16), 0.5 * (curve(20) - curve(16)))
+                << before << ", " << busy;
+        }
+    }
+}
+
 TEST(StepCosts, StepsThatWereMetLatelyDoNotFollowOthers) {
     StepCosts costs;
     for (int i = 0; i < 300; ++i)

@@ -147,6 +147,8 @@ struct Conditions {
     double weather = 0;
     double slow_begin = 1;    // of each wave's first steps,
     std::uint32_t begin = 5;  // so many
+    // The last two streams of many join only after so many steps.
+    std::uint32_t late = 0;
 };
 
 class Replay {
@@ -187,6 +189,8 @@ class Replay {
             for (std::size_t i = first; i < std::min(all, first + streams); ++i) {
                 streams_.push_back(std::make_unique<Stream>());
                 streams_.back()->trace = &traces[i % traces.size()];
+                streams_.back()->joins =
+                    streams > 2 && i + 2 >= first + streams ? conditions_.late : 0;
                 depths_->begin(streams_.back()->sequence);
             }
             steps_ = 0;
@@ -204,6 +208,7 @@ class Replay {
         Sequence sequence;
         std::size_t place = 0;
         std::uint32_t drafted = 0, held = 0;
+        std::uint32_t joins = 0;  // with this step of its wave
 
         bool over() const { return place >= trace->places(); }
         std::uint32_t left() const {
@@ -211,6 +216,7 @@ class Replay {
         }
     };
 
+    bool runs(const Stream& stream) const { return !stream.over() && stream.joins <= steps_; }
     double draw() { return std::normal_distribution<double>(0, 1)(random_); }
     double blurred(double time) {
         if (steps_ < conditions_.begin) time *= conditions_.slow_begin;
@@ -229,7 +235,7 @@ class Replay {
         std::vector<Stream*> owners;
         for (const auto& stream : streams_) {
             stream->drafted = stream->held = 0;
-            if (stream->over() || stream->left() == 0) continue;
+            if (!runs(*stream) || stream->left() == 0) continue;
             const Trace& trace = *stream->trace;
             const std::uint32_t most = std::min(deepest, stream->left());
             Drafting& drafting = stream->sequence.drafting;
@@ -273,15 +279,18 @@ class Replay {
     bool step(const Setting& setting) {
         std::uint32_t rows = 0, sequences = 0, tokens = 0;
         for (const auto& stream : streams_) {
-            if (stream->over()) continue;
+            if (!runs(*stream)) continue;
             ++sequences;
             rows += 1 + stream->drafted;
         }
-        if (sequences == 0) return false;
+        if (sequences == 0) {
+            return std::any_of(streams_.begin(), streams_.end(),
+                               [](const auto& stream) { return !stream->over(); });
+        }
         const double took = blurred(machine_.step_at(rows, sequences));
         time_ += took;
         for (const auto& stream : streams_) {
-            if (stream->over()) continue;
+            if (!runs(*stream)) continue;
             if (stream->drafted > 0 && setting.adaptive) {
                 draft::Verdict verdict;
                 verdict.accepted = stream->held;
@@ -364,18 +373,21 @@ TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
 
 // What the start measured may be far from true, and the machine may have slow seconds.
 TEST(DraftReplay, WrongTimesAreNotBelievedForLong) {
-    const std::array<std::pair<Conditions, double>, 6> cases = {{
+    const std::array<std::pair<Conditions, double>, 8> cases = {{
         {{"three times slower at the start", 0.06, 3, 0, 0}, 0.99},
-        {{"each number of rows by its own at the start", 0.06, 1, 0.4, 0}, 0.975},
-        {{"both", 0.06, 3, 0.4, 0}, 0.975},
+        {{"each number of rows by its own at the start", 0.06, 1, 0.4, 0}, 0.985},
+        {{"both", 0.06, 3, 0.4, 0}, 0.98},
         {{"slow and fast seconds", 0.06, 1, 0, 0.2}, 0.99},
         {{"slow first steps", 0.06, 1, 0, 0, 3}, 0.985},
         {{"a slow beginning", 0.06, 1, 0, 0, 2, 25}, 0.97},
+        {{"streams that join late", 0.06, 1, 0, 0, 1, 0, 15}, 0.99},
+        {{"streams that join late after a slow beginning", 0.06, 1, 0, 0, 2, 25, 15}, 0.965},
     }};
     const Cells cells = read_traces();
     for (const auto& [conditions, least] : cases) {
         const Conditions only_weather = {
-            "weather", 0, 1, 0, conditions.weather, conditions.slow_begin, conditions.begin};
+            "weather",      0, 1, 0, conditions.weather, conditions.slow_begin, conditions.begin,
+            conditions.late};
         double sum = 0;
         int count = 0;
         for (const Machine& machine : machines) {
