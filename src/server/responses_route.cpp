@@ -8,14 +8,21 @@
 namespace percheron::server {
 namespace {
 
+// As the client wrote it: 0.95, not the nearest double to its float.
+Json shortest(float value) {
+    std::string digits;
+    append_number(digits, value);
+    return Json::parse(digits);
+}
+
 PreparedGeneration prepare(const GenerationSetting& setting, std::string_view body) {
     ConvertedResponse converted = chat_of_response(body, setting.responses, setting.owner);
     PreparedGeneration prepared =
         prepare_chat(setting, parse_converted(std::move(converted.body), setting));
     prepared.id_prefix = "resp_";
     const SamplingParameters& sampling = prepared.fields.request.sampling;
-    converted.request.echo["temperature"] = sampling.temperature;
-    converted.request.echo["top_p"] = sampling.top_p;
+    converted.request.echo["temperature"] = shortest(sampling.temperature);
+    converted.request.echo["top_p"] = shortest(sampling.top_p);
     const ResponsesWriterOptions options{
         std::make_shared<const ResponseRequest>(std::move(converted.request)), &setting.responses,
         setting.owner};

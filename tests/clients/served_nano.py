@@ -16,8 +16,9 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("OPENAI_API_KEY", "unused")
 
-BINARY = os.environ["PERCHERON_BINARY"]
-NANO = pathlib.Path(__file__).resolve().parents[2] / "models" / "nano"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("PERCHERON_BINARY", str(ROOT / "build" / "percheron"))
+NANO = ROOT / "models" / "nano"
 
 
 class NanoServer:

@@ -5,7 +5,7 @@
 
 Every second prompt is kept from closing its thinking itself, so that the budget has to.  Held of each
 reply: the thinking is closed within a token of its budget, an answer follows, and the usage is what
-its token ids say.  Needs PERCHERON_BINARY."""
+its token ids say."""
 
 import argparse
 import collections

@@ -4,7 +4,7 @@
     faults.py [--disconnects 1000] [--malformed 10000] [--seed 1]
 
 Held: every request that was sent whole is answered, nothing wrong is answered with 5xx, errors have
-their form, and afterwards the server holds nothing and answers as before.  Needs PERCHERON_BINARY."""
+their form, and afterwards the server holds nothing and answers as before."""
 
 import argparse
 import base64

@@ -9,7 +9,7 @@
   of the rate that they have by themselves before and after it, and a short newcomer's first token
   comes within twice its time on an idle server and one prefill slice.
 
-Figures of an otherwise idle machine.  Needs PERCHERON_BINARY."""
+Figures of an otherwise idle machine."""
 
 import argparse
 import asyncio

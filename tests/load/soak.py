@@ -4,7 +4,7 @@
     soak.py [--minutes 10] [--sweep 4096,32768,131072,262100] [--streams 64] [--seed 1]
 
 Held: every request answered as asked, resident memory flat, every page and slot back at the end, no
-file descriptor kept.  Needs PERCHERON_BINARY."""
+file descriptor kept."""
 
 import argparse
 import asyncio

@@ -8,7 +8,7 @@ import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "clients"))
 
-from served_nano import Counts, NanoServer  # noqa: E402, F401
+from served_nano import BINARY, Counts, NanoServer  # noqa: E402, F401
 
 
 def say(text):

@@ -144,6 +144,16 @@ TEST(Responses, TruncationIsSaid) {
     EXPECT_EQ(thought["output"][0]["type"], "reasoning");
 }
 
+TEST(Responses, NumbersComeBackAsTheyWereSent) {
+    for (const char* number : {"0.95", "0.1", "0.3", "0.7", "1e-05", "1", "0.123456"}) {
+        const Json value = Json::parse(number);
+        const Json response = same_for_every_cut(
+            tokens_of("a</think>b"), {{"input", "Go."}, {"temperature", value}, {"top_p", value}});
+        EXPECT_EQ(response["temperature"].get<double>(), value.get<double>());
+        EXPECT_EQ(response["top_p"].get<double>(), value.get<double>());
+    }
+}
+
 struct Recorded {
     Recording recording;
     ReplayServer server;
