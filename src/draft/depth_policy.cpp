@@ -58,10 +58,15 @@ DepthPolicy::Round DepthPolicy::best_of(std::span<const Choice> choices, std::ui
     Round best;
     best.passes = passes;
     double tokens = sequences;
+    double draws = sequences;
     for (std::uint32_t drafts = 0; drafts <= drafts_.size(); ++drafts) {
-        if (drafts > 0) tokens += drafts_[drafts - 1].chance;
+        if (drafts > 0) {
+            const Draft& draft = drafts_[drafts - 1];
+            tokens += draft.chance;
+            draws += draft.chance + (timed_[draft.choice] ? 1 : 0);
+        }
         const double rate = tokens / (costs.step->seconds(sequences + drafts, sequences) +
-                                      (drafts > 0 ? pass_seconds : 0));
+                                      costs.draw * draws + (drafts > 0 ? pass_seconds : 0));
         if (rate > best.rate) {
             best.rate = rate;
             best.drafts = drafts;
@@ -80,7 +85,8 @@ double DepthPolicy::choose(std::span<Choice> choices, const RoundCosts& costs, b
         return 0;
     }
     const auto sequences = static_cast<double>(choices.size());
-    const double plain = sequences / costs.step->seconds(sequences, sequences);
+    const double plain =
+        sequences / (costs.step->seconds(sequences, sequences) + costs.draw * sequences);
     const auto price_at = [&](const Round& round) {
         const double rows = sequences + round.drafts;
         return round.rate * (costs.step->seconds(rows + 1) - costs.step->seconds(rows));

@@ -3,9 +3,12 @@
 // A decode step over S sequences and D drafts gives S tokens and every draft that holds.  Depths
 // are chosen for the whole batch's committed tokens per second, not for a stream by itself:
 //
-//   rate = (S + sum of chances) / (step(S + D) + passes)
+//   rate = tokens / (step(S + D) + passes + draw * (tokens + drafts of passes))
+//   tokens = S + sum of chances
 //
-// Copies are free but for their rows; a proposer with passes of its own takes one over all
+// Every token that is taken was drawn, and so was every draft of a proposer with logits: at a
+// temperature that may take a good part of a small model's step, and no draft saves it.  Copies are
+// free but for their rows; a proposer with passes of its own takes one over all
 // sequences that draft with it for each draft of the deepest of them (or one for all its drafts:
 // a block).  For every number of passes the drafts are taken in order of their chances, so that the
 // best of all sizes of a step is found whatever the shape of step().
@@ -73,6 +76,7 @@ struct RoundCosts {
     const StepCosts* step = nullptr;    // by rows, drafts included, and sequences
     const StepCosts* passes = nullptr;  // of the proposer that takes time, by sequences
     bool one_pass = false;              // it names all its drafts in one
+    double draw = 0;                    // seconds to draw a token and to take it
 };
 
 class DepthPolicy {

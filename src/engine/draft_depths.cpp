@@ -40,6 +40,10 @@ constexpr double least_chance_of_deep = 0.7;
 // A sequence waits so many steps before something is tried on it.
 constexpr std::uint32_t steps_between_tries = 4;
 constexpr std::uint32_t drafts_of_a_try = 2;
+// What the latest step says of how long tokens take to draw, and what of a pass is its own at
+// least: a pass may draw faster than the step did.
+constexpr double drawing_gain = 0.2;
+constexpr double least_of_a_pass = 0.3;
 // Of a step of one row, before a pass has been measured.
 constexpr double guessed_share_of_a_pass = 0.15;
 
@@ -91,16 +95,23 @@ void DraftDepths::learn(Sequence& sequence, std::uint32_t drafted, const draft::
     }
 }
 
+// Of a step without drafts.
+double DraftDepths::plain_seconds(double sequences) const {
+    return step_costs_.seconds(sequences, sequences) + draw_seconds_ * sequences;
+}
+
 void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,
-                           double seconds) {
+                           double seconds, double drawing) {
     const std::uint32_t moves = step_costs_.moves();
     step_costs_.observe(rows, seconds, sequences);
-    const double took = seconds + pass_seconds_;
+    const double drawn = drawing / std::max(tokens, 1u);
+    draw_seconds_ += (draw_seconds_ == 0 ? 1 : drawing_gain) * (drawn - draw_seconds_);
+    const double took = seconds + drawing + pass_seconds_;
     plain_steps_ += rows == sequences ? 1 : 0;
     // Where times have changed, drafted and plain steps are compared anew.
     if (step_costs_.moves() != moves) plain_steps_ = deep_steps_ = 0;
     allowance_.grow(took);
-    seconds_a_token_ = step_costs_.seconds(sequences, sequences) / sequences;
+    seconds_a_token_ = plain_seconds(sequences) / sequences;
     for (std::uint32_t proposer = 0; proposer < accounts_.size(); ++proposer) {
         if ((drafters_ >> proposer & 1u) == 0) {
             accounts_[proposer].pass_by();
@@ -112,8 +123,9 @@ void DraftDepths::saw_step(std::uint32_t rows, std::uint32_t sequences, std::uin
 }
 
 void DraftDepths::saw_passes(std::uint32_t proposer, std::uint32_t sequences, std::uint32_t passes,
-                             double seconds) {
-    pass_costs_[proposer].observe(sequences, seconds / passes);
+                             std::uint32_t drafts, double seconds) {
+    const double alone = std::max(seconds - drafts * draw_seconds_, least_of_a_pass * seconds);
+    pass_costs_[proposer].observe(sequences, alone / passes);
     pass_seconds_ += seconds;
 }
 
@@ -132,8 +144,8 @@ std::array<double, 3> DraftDepths::hopes_of(const Sequence& sequence, std::uint3
 }
 
 draft::RoundCosts DraftDepths::costs_of(std::uint32_t timed) const {
-    if (timed == nobody) return {&step_costs_, nullptr, false};
-    return {&step_costs_, &pass_costs_[timed], proposers_[timed]->one_pass()};
+    if (timed == nobody) return {&step_costs_, nullptr, false, draw_seconds_};
+    return {&step_costs_, &pass_costs_[timed], proposers_[timed]->one_pass(), draw_seconds_};
 }
 
 void DraftDepths::list(std::span<const Candidate> candidates, std::uint32_t timed) {
@@ -191,7 +203,7 @@ std::uint32_t DraftDepths::choose(std::span<Candidate> candidates) {
         (choice.use_timed ? candidates[i].timed : candidates[i].copied) = choice.depth;
     }
     const auto count = static_cast<double>(candidates.size());
-    gain_ = best_rate * step_costs_.seconds(count, count) / count;
+    gain_ = best_rate * plain_seconds(count) / count;
     explore(candidates, best);
     deepen(candidates);
     settle(candidates, best);
@@ -267,7 +279,8 @@ void DraftDepths::explore(std::span<Candidate> candidates, std::uint32_t timed) 
     const auto rows = static_cast<double>(candidates.size() + drafts);
     double cost = step_costs_.seconds(rows + depth) - step_costs_.seconds(rows);
     if (pass && !passes) {
-        cost += pass_costs_[timed].seconds(1) * (proposers_[timed]->one_pass() ? 1 : depth);
+        cost += pass_costs_[timed].seconds(1) * (proposers_[timed]->one_pass() ? 1 : depth) +
+                draw_seconds_ * depth;
     }
     if (!allowance_.spend(cost)) {
         return;

@@ -44,12 +44,13 @@ class DraftDepths {
                        double seconds) {
         pass_costs_[proposer].probe(sequences, seconds / passes);
     }
-    // A decode step that gave `tokens` to `sequences`, and what proposers took before it.
-    void saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens,
-                  double seconds);
-    // A proposer named drafts for `sequences` in `passes`.
+    // A decode step that gave `tokens` to `sequences`: `seconds` until its logits were there, and
+    // `drawing` until the tokens were drawn and taken.
+    void saw_step(std::uint32_t rows, std::uint32_t sequences, std::uint32_t tokens, double seconds,
+                  double drawing);
+    // A proposer named `drafts` for `sequences` in `passes`, drawing included.
     void saw_passes(std::uint32_t proposer, std::uint32_t sequences, std::uint32_t passes,
-                    double seconds);
+                    std::uint32_t drafts, double seconds);
 
     // A sequence that may have drafts in the next step.
     struct Candidate {
@@ -73,6 +74,7 @@ class DraftDepths {
     static std::array<double, 3> hopes_of(const Sequence& sequence, std::uint32_t proposer,
                                           std::uint32_t strength);
     draft::RoundCosts costs_of(std::uint32_t timed) const;
+    double plain_seconds(double sequences) const;
     void list(std::span<const Candidate> candidates, std::uint32_t timed);
     void explore(std::span<Candidate> candidates, std::uint32_t timed);
     void deepen(std::span<Candidate> candidates);
@@ -86,6 +88,7 @@ class DraftDepths {
     draft::DepthPolicy policy_;
     std::vector<draft::Beliefs> beliefs_;  // what new sequences start with, by kind
 
+    double draw_seconds_ = 0;        // of a token, by the latest steps
     double pass_seconds_ = 0;        // since the latest step
     std::uint32_t drafters_ = 0;     // of the step under way, a bit each
     std::uint32_t drafted_run_ = 0;  // steps in a row with drafts

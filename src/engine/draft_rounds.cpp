@@ -183,7 +183,7 @@ void DraftRounds::collect(const StepPlan& plan) {
     }
 }
 
-Status DraftRounds::propose(const StepPlan& plan, double seconds) {
+Status DraftRounds::propose(const StepPlan& plan, double seconds, double drawing) {
     const std::uint32_t tokens = std::exchange(tokens_, 0);
     if (depths_ && plan.numeric_class == ops::NumericClass::decode) {
         std::uint32_t rows = 0, sequences = 0;
@@ -191,7 +191,7 @@ Status DraftRounds::propose(const StepPlan& plan, double seconds) {
             rows += planned.count;
             sequences += planned.wants_token ? 1 : 0;
         }
-        depths_->saw_step(rows, std::max(sequences, 1u), tokens, seconds);
+        depths_->saw_step(rows, std::max(sequences, 1u), tokens, seconds, drawing);
     }
     collect(plan);
     if (seen_.empty()) {
@@ -282,8 +282,11 @@ Status DraftRounds::propose_timed(std::uint32_t proposer, ops::NumericClass step
     PERCHERON_TRY(proposers_[proposer]->propose(step_class, shown_));
     if (passes > 0 && step_class == ops::NumericClass::decode) {
         const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        std::uint32_t drafts = 0;
+        for (const draft::DraftSequence& shown : shown_)
+            drafts += shown.most > 0 ? static_cast<std::uint32_t>(shown.drafts->size()) : 0;
         depths_->saw_passes(proposer, sequences, proposers_[proposer]->one_pass() ? 1 : passes,
-                            seconds);
+                            drafts, seconds);
     }
     return {};
 }

@@ -52,8 +52,9 @@ class DraftRounds {
     // Of a round with the sequence's first `drafted` drafts, which are over with it.
     void count(Sequence& sequence, std::uint32_t drafted, const draft::Verdict& verdict);
     // Drafts for the next step of every sequence of the plan that lives on; ended ones are null.
-    // The trunk's step took `seconds`.
-    Status propose(const StepPlan& plan, double seconds);
+    // The trunk's step took `seconds` until its logits were there, and `drawing` until its tokens
+    // were taken.
+    Status propose(const StepPlan& plan, double seconds, double drawing);
     // For the books of a choice.
     void write_statistics(const Sequence& sequence, ChoiceStatistics& statistics) const;
 

@@ -420,6 +420,7 @@ Status LocalEngine::step() {
         for (const PlannedRows& planned : plan_.rows) {
             tell_progress(*planned.sequence);
         }
+        const auto computed_at = Clock::now();
         std::size_t row = 0;
         for (PlannedRows& planned : plan_.rows) {
             if (planned.wants_token) {
@@ -428,7 +429,8 @@ Status LocalEngine::step() {
             }
         }
         if (rounds_) {
-            PERCHERON_TRY(rounds_->propose(plan_, seconds_between(start, Clock::now())));
+            PERCHERON_TRY(rounds_->propose(plan_, seconds_between(start, computed_at),
+                                           seconds_between(computed_at, Clock::now())));
             rounds_->save(plan_.copies);
         }
         for (const PlannedRows& planned : plan_.rows) {

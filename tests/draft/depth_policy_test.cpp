@@ -33,7 +33,7 @@ double rate_of(const std::vector<Choice>& choices, const std::vector<bool>& time
                const std::vector<std::uint32_t>& depths, const RoundCosts& costs) {
     const auto sequences = static_cast<double>(choices.size());
     double tokens = sequences;
-    std::uint32_t drafts = 0, passes = 0, passing = 0;
+    std::uint32_t drafts = 0, passes = 0, passing = 0, drawn = 0;
     for (std::size_t i = 0; i < choices.size(); ++i) {
         const Offer& offer = timed[i] ? choices[i].timed : choices[i].copy;
         double chance = 1;
@@ -44,10 +44,11 @@ double rate_of(const std::vector<Choice>& choices, const std::vector<bool>& time
         drafts += depths[i];
         if (timed[i] && depths[i] > 0) {
             ++passing;
+            drawn += depths[i];
             passes = std::max(passes, depths[i]);
         }
     }
-    double seconds = costs.step->seconds(sequences + drafts);
+    double seconds = costs.step->seconds(sequences + drafts) + costs.draw * (tokens + drawn);
     if (passes > 0) {
         seconds += costs.passes->seconds(passing) * (costs.one_pass ? 1 : passes);
     }
@@ -69,7 +70,8 @@ TEST(Depths, GiveTheBatchItsBestRate) {
         const double base = real(0.001, 0.01), row = base * real(0.02, 1.0);
         const StepCosts steps = line(base, row);
         const StepCosts passes = line(base * real(0, 0.3), row * 0.05);
-        const RoundCosts costs{&steps, &passes, trial % 3 == 0};
+        const double draw = trial % 2 == 0 ? 0 : base * real(0, 0.3);
+        const RoundCosts costs{&steps, &passes, trial % 3 == 0, draw};
         std::vector<Choice> choices(1 + random() % 3);
         for (Choice& choice : choices) {
             choice.copy = offer();

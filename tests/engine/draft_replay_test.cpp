@@ -149,6 +149,7 @@ struct Conditions {
     std::uint32_t begin = 5;  // so many
     // The last two streams of many join only after so many steps.
     std::uint32_t late = 0;
+    double draw = 0;  // of a plain step of one row, to draw a token: in no step of the start
 };
 
 class Replay {
@@ -217,6 +218,7 @@ class Replay {
     };
 
     bool runs(const Stream& stream) const { return !stream.over() && stream.joins <= steps_; }
+    double draw_of_a_token() const { return conditions_.draw * machine_.step.at(1); }
     double draw() { return std::normal_distribution<double>(0, 1)(random_); }
     double blurred(double time) {
         if (steps_ < conditions_.begin) time *= conditions_.slow_begin;
@@ -255,7 +257,7 @@ class Replay {
                 candidate.timed = std::min(candidate.most, setting.timed);
             }
         }
-        std::uint32_t passes = 0, passing = 0;
+        std::uint32_t passes = 0, passing = 0, drafts = 0;
         for (std::size_t i = 0; i < owners.size(); ++i) {
             const auto& [sequence, named, most, copied, timed] = candidates[i];
             Stream& stream = *owners[i];
@@ -267,11 +269,13 @@ class Replay {
             outcome_.timed += timed;
             passes = std::max(passes, timed);
             passing += timed > 0 ? 1 : 0;
+            drafts += timed;
         }
         if (passes > 0) {
-            const double took = passes * blurred(Machine::at(machine_.pass, passing));
+            const double took = passes * blurred(Machine::at(machine_.pass, passing)) +
+                                drafts * blurred(draw_of_a_token());
             time_ += took;
-            if (setting.adaptive) depths_->saw_passes(layer, passing, passes, took);
+            if (setting.adaptive) depths_->saw_passes(layer, passing, passes, drafts, took);
         }
         return passes;
     }
@@ -301,7 +305,9 @@ class Replay {
             stream->place += 1 + stream->held;
         }
         tokens_ += tokens;
-        if (setting.adaptive) depths_->saw_step(rows, sequences, tokens, took);
+        const double drawing = tokens * blurred(draw_of_a_token());
+        time_ += drawing;
+        if (setting.adaptive) depths_->saw_step(rows, sequences, tokens, took, drawing);
         choose(setting);
         return true;
     }
@@ -373,7 +379,7 @@ TEST(DraftReplay, ChosenDraftsAreNeverFarFromTheBestSetting) {
 
 // What the start measured may be far from true, and the machine may have slow seconds.
 TEST(DraftReplay, WrongTimesAreNotBelievedForLong) {
-    const std::array<std::pair<Conditions, double>, 8> cases = {{
+    const std::array<std::pair<Conditions, double>, 9> cases = {{
         {{"three times slower at the start", 0.06, 3, 0, 0}, 0.99},
         {{"each number of rows by its own at the start", 0.06, 1, 0.4, 0}, 0.985},
         {{"both", 0.06, 3, 0.4, 0}, 0.98},
@@ -382,12 +388,19 @@ TEST(DraftReplay, WrongTimesAreNotBelievedForLong) {
         {{"a slow beginning", 0.06, 1, 0, 0, 2, 25}, 0.97},
         {{"streams that join late", 0.06, 1, 0, 0, 1, 0, 15}, 0.99},
         {{"streams that join late after a slow beginning", 0.06, 1, 0, 0, 2, 25, 15}, 0.965},
+        {{"tokens that take a sixth of a step to draw", 0.06, 1, 0, 0, 1, 0, 0, 0.17}, 1.0},
     }};
     const Cells cells = read_traces();
     for (const auto& [conditions, least] : cases) {
-        const Conditions only_weather = {
-            "weather",      0, 1, 0, conditions.weather, conditions.slow_begin, conditions.begin,
-            conditions.late};
+        const Conditions only_weather = {"weather",
+                                         0,
+                                         1,
+                                         0,
+                                         conditions.weather,
+                                         conditions.slow_begin,
+                                         conditions.begin,
+                                         conditions.late,
+                                         conditions.draw};
         double sum = 0;
         int count = 0;
         for (const Machine& machine : machines) {
