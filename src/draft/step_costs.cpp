@@ -32,6 +32,8 @@ constexpr double lately = 100;
 // of a step that was only probed, or of a guess.
 constexpr double memory_of_rows = 0.97;
 constexpr double memory_of_refuted_rows = 0.7;
+// How far, by the logarithm of rows, a lesson goes before it is worth a third.
+constexpr double reach_of_a_lesson = 0.5;
 constexpr double weight_of_a_probe = 0.3;
 constexpr double weight_of_a_guess = 0.01;
 
@@ -150,11 +152,25 @@ void StepCosts::take(Node& node, double surprise) {
     surprise = std::clamp(surprise, -limit, limit);
     const double gain = std::max(least_correction_gain, 1 / (node.seen + 1 + prior_steps));
     node.correction += gain * surprise;
+    teach_neighbours(node, gain * surprise);
     if (node.alike > 0) node.put_down += gain * surprise;
     node.seen += 1;
     level_ += std::max(least_level_gain, 1 / observed_) * (1 - gain) * surprise;
     carry_over();
     tabulate();
+}
+
+// What a number of rows was wrong by its neighbours are likely wrong by too: rows of drafts may
+// take longer than those of the start did, however many they are.
+void StepCosts::teach_neighbours(const Node& taught, double by) {
+    const auto rows_of = [&](const Node& node) {
+        return rows_of_a_node[static_cast<std::size_t>(&node - nodes_.data())];
+    };
+    for (Node& node : nodes_) {
+        if (&node == &taught || node.seen == 0) continue;
+        const double distance = std::fabs(std::log(rows_of(node) / rows_of(taught)));
+        node.correction += by * std::exp(-distance / reach_of_a_lesson) / (1 + node.weight);
+    }
 }
 
 // Between two numbers of rows that were seen the correction goes over from one to the other; beyond

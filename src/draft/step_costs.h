@@ -13,6 +13,8 @@
 // slow steps of all sizes.  Most of a surprise is put down to the number of rows it was met with,
 // for that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
 //
+// Neighbours learn a part of it, the less the better they are known themselves.
+//
 // Surprises that are large, alike and come one after the other are believed at once, as far as the
 // smallest of them goes: the machine is another than it was, or was not itself when it was probed.
 // What was met long before, or only probed, is then taken to have changed alike; what was met
@@ -79,6 +81,7 @@ class StepCosts {
     bool believes(Node& node, double surprise) const;
     void move_level(const Node& node, double by);
     void forget(const Node& met, double surprise);
+    void teach_neighbours(const Node& taught, double by);
     void carry_over();
     void tabulate();
     void balance(std::size_t nodes);
