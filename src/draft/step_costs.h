@@ -12,7 +12,6 @@
 // all and takes a smaller part of every surprise: longer contexts and other work on the machine
 // slow steps of all sizes.  Most of a surprise is put down to the number of rows it was met with,
 // for that mistake corrects itself: drafts are left out for some steps, whose times show the truth.
-//
 // Neighbours learn a part of it, the less the better they are known themselves.
 //
 // Surprises that are large, alike and come one after the other are believed at once, as far as the
