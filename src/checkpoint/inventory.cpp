@@ -93,6 +93,7 @@ std::vector<std::string> folded_names(const std::vector<std::string>& names) {
         }
     }
     std::vector<std::string> lines;
+    lines.reserve(families.size());
     for (const NameFamily& family : families)
         lines.push_back(family.text());
     return lines;

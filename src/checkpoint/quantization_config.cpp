@@ -154,6 +154,7 @@ Result<std::vector<ClaimedGroup>> read_quantized_layers(const Json& json) {
         }
     }
     std::vector<ClaimedGroup> list;
+    list.reserve(groups.size());
     for (auto& [text, group] : groups)
         list.push_back(std::move(group));
     return list;
