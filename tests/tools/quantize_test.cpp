@@ -357,6 +357,20 @@ TEST_F(Quantize, RefusesBeforeItWrites) {
     EXPECT_THAT(refusal(source), HasSubstr("there is a checkpoint already"));
     EXPECT_THAT(refusal(source / "tokenizer.json"), HasSubstr("not a folder"));
 
+    // A pattern that cannot be matched in time would name some of what it means.
+    for (const char* evil : {"re:(.*a)*(.*b)*(.+)+(x+x+)+y$", "re:((.+)+)+$x", "re:(.|.)*Z"}) {
+        for (const char* option : {"--include", "--keep"}) {
+            QuantizeOptions options;
+            auto& patterns = option == std::string("--keep") ? options.keep : options.include;
+            patterns = {"*.experts.*", evil};
+            const auto refused = quantize(source, folder_.path() / "evil", options);
+            ASSERT_FALSE(refused.ok()) << evil;
+            EXPECT_THAT(refused.error().message(),
+                        AllOf(HasSubstr(std::string(option) + " " + evil + ": takes too long")));
+            EXPECT_FALSE(fs::exists(folder_.path() / "evil"));
+        }
+    }
+
     // Rows that do not divide into groups.
     const TemporaryFolder narrow;
     small_model(6).write(narrow.path());
