@@ -17,8 +17,8 @@ inline constexpr int run = 16;  // rows that share what their decays are measure
 inline constexpr float log2_e = 1.4426950408889634f;
 
 // What a chunk of a head leaves for the second kernel.  Matrices of bf16 come as two parts, the
-// second what the first has left; 16-byte pieces of a row are swapped by the row's number so that
-// the tensor core's reads of 8 rows meet all banks.
+// second what the first has left, each in boxes of 64 columns, whose rows of 128 bytes lie as the
+// tensor core reads them (shared_products.cuh): 16-byte pieces swapped by the row's number.
 inline constexpr int wide_bytes = tokens * dim * 2;        // one part of [64][128]
 inline constexpr int square_bytes = tokens * tokens * 2;   // one part of [64][64]
 inline constexpr int value_bytes = tokens * half_dim * 4;  // [64][64] fp32
@@ -31,11 +31,11 @@ inline constexpr int v_at = t_at + 2 * square_bytes;     // diag(beta) V, of hal
 inline constexpr int decay_at = v_at + 2 * value_bytes;  // e^G_last
 inline constexpr int chunk_bytes = decay_at + dim * 4;
 
-__device__ inline int wide_place(int row, int piece) {
-    return row * dim * 2 + (piece ^ (row & 7)) * 16;
-}
 __device__ inline int square_place(int row, int piece) {
     return row * half_dim * 2 + (piece ^ (row & 7)) * 16;
+}
+__device__ inline int wide_place(int row, int piece) {
+    return piece / 8 * square_bytes + square_place(row, piece % 8);
 }
 
 __device__ inline float exp2_of(float x) {
