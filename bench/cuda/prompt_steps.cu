@@ -176,8 +176,10 @@ void percheron::bench::bench_prompts(std::size_t layers, WeightFormat experts,
                                       {0, 2048},
                                       {8192, 512},
                                       {8192, 2048},
+                                      {0, 8192},
                                       {8192, 8192},
                                       {131072, 2048},
+                                      {131072, 8192},
                                       {262144 - 8192, 2048},
                                       {262144 - 8192, 8192}}) {
         if (first + rows <= longest) bench.stages(first, rows);

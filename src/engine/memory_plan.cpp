@@ -1,6 +1,7 @@
 #include "engine/memory_plan.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstdio>
 
 namespace percheron::engine {
@@ -11,6 +12,7 @@ constexpr Bytes mebibyte = Bytes{1} << 20;
 constexpr std::uint32_t most_running_by_default = 64;
 constexpr std::uint32_t most_checkpoints = 4096;  // more are only slower to choose from
 constexpr std::uint64_t contexts_by_default = 2;  // full ones the default pool holds at most
+constexpr Bytes working_share = 8;  // 1 / of what the weights leave, for steps of many rows
 
 // Kept free for everybody else on the machine.
 Bytes floor_of(const MachineMemory& machine) {
@@ -217,6 +219,26 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         plan.total += row.bytes;
     }
     return plan;
+}
+
+Result<PromptRowsPlan> plan_prompt_rows(
+    std::span<const std::uint32_t> choices,
+    const std::function<MemoryNeeds(std::uint32_t rows)>& needs_with, const MemoryWishes& wishes,
+    const MachineMemory& machine) {
+    assert(!choices.empty());
+    const Bytes floor = floor_of(machine);
+    for (const std::uint32_t rows : choices.first(choices.size() - 1)) {
+        const MemoryNeeds needs = needs_with(rows);
+        const Bytes taken = floor + needs.weights + needs.program;
+        const Bytes left = machine.available > taken ? machine.available - taken : 0;
+        const Bytes working = needs.network.activations + needs.network.stages + needs.mtp;
+        if (working > left / working_share) continue;
+        auto plan = plan_memory(needs, wishes, machine);
+        if (plan.ok()) return PromptRowsPlan{rows, std::move(plan).value()};
+    }
+    const std::uint32_t fewest = choices.back();
+    PERCHERON_ASSIGN(MemoryPlan plan, plan_memory(needs_with(fewest), wishes, machine));
+    return PromptRowsPlan{fewest, std::move(plan)};
 }
 
 std::vector<std::string> table_of(const MemoryPlan& plan) {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -86,6 +88,20 @@ struct MemoryPlan {
 // what would fit.
 Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wishes,
                                const MachineMemory& machine);
+
+struct PromptRowsPlan {
+    std::uint32_t rows = 0;  // of a prompt's step
+    MemoryPlan plan;
+};
+
+// The plan with the most rows of a prompt's step among `choices`, largest first, that fits with
+// every wish and whose working memory (activations, stages and the MTP layer's) is an eighth of
+// what the weights leave at most; the last choice is taken however much that is.  Errors: those of
+// the last choice's plan.
+Result<PromptRowsPlan> plan_prompt_rows(
+    std::span<const std::uint32_t> choices,
+    const std::function<MemoryNeeds(std::uint32_t rows)>& needs_with, const MemoryWishes& wishes,
+    const MachineMemory& machine);
 
 // The plan as a table of lines.
 std::vector<std::string> table_of(const MemoryPlan& plan);

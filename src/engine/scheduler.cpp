@@ -82,7 +82,8 @@ void Scheduler::plan(StepPlan& plan) {
         decode_share_.forgive();
     }
     if (prefill && !(decode && decode_share_.owed() > 0)) {
-        const std::uint32_t rows = prefill_row_limit(decode);
+        // Whoever waits for a mask may have it in a moment.
+        const std::uint32_t rows = prefill_row_limit(decode || held() > 0);
         plan_prefill(plan, prefill_order_.choose(running_, rows), rows);
     } else if (!(prefill && plan_short_prefill(plan)) && decode) {
         plan_decode(plan);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "cache/cache_shape.h"
 #include "core/files.h"
@@ -117,13 +118,18 @@ Result<cache::DiskTierOptions> prefix_disk_of(const LoadOptions& options,
     return disk;
 }
 
-// Rows of a prompt's step.  On a GPU an expert's weights come from memory once a step, so that it
-// takes many rows to hide them; a kernel that cannot take so many says so.
-std::uint32_t prompt_rows_of(const ops::Backend& backend, const model::ModelConfig& config) {
-    constexpr std::uint32_t many = 2048, few = engine::SchedulerOptions{}.prefill_rows;
-    const bool takes_many =
-        backend.has_own_memory() && backend.check_shape(model::shape_of(config), many).ok();
-    return takes_many ? many : few;
+// Rows of a prompt's step, most first.  On a GPU an expert's weights come from memory once a step,
+// so that it takes many rows to hide them; a kernel that cannot take so many says so.
+std::vector<std::uint32_t> prompt_row_choices(const ops::Backend& backend,
+                                              const model::ModelConfig& config) {
+    std::vector<std::uint32_t> choices;
+    if (backend.has_own_memory()) {
+        for (const std::uint32_t many : {8192u, 4096u, 2048u}) {
+            if (backend.check_shape(model::shape_of(config), many).ok()) choices.push_back(many);
+        }
+    }
+    choices.push_back(engine::SchedulerOptions{}.prefill_rows);
+    return choices;
 }
 
 }  // namespace
@@ -153,9 +159,6 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     PERCHERON_ASSIGN(parts.backend,
                      make_backend({options.device, options.threads, options.arithmetic}, config,
                                   std::max(scheduler.prefill_rows, scheduler.decode_rows)));
-    if (scheduler.prefill_rows == 0)
-        scheduler.prefill_rows = prompt_rows_of(*parts.backend, config);
-    network_options.max_rows = std::max(scheduler.prefill_rows, scheduler.decode_rows);
 
     const bool has_mtp = config.mtp_layers > 0 && parts.backend->mtp() != nullptr;
     PERCHERON_ASSIGN(const draft::DraftOptions drafting, choose_drafting(options.draft, has_mtp));
@@ -170,7 +173,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     network_options.max_logit_rows =
         std::max<std::size_t>(options.max_running.value_or(0), network_options.max_logit_rows);
     // The layer names one draft a sequence and pass.
-    const model::NetworkOptions mtp_options = network_options;
+    model::NetworkOptions mtp_options = network_options;
     network_options.max_logit_rows += draft_rows;
 
     model::VisionOptions vision_options;
@@ -205,18 +208,11 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     if (!parts.backend->has_own_memory()) {
         PERCHERON_ASSIGN(needs.program, anonymous_memory());
     }
-    needs.network = model::Network::memory(config, *parts.backend, network_options);
     needs.vocabulary = config.vocabulary;
     needs.caches = cache::CacheShape::of(config, kv_dtype, draft::uncommitted_rows(drafting.depth),
                                          drafting.mtp);
     needs.draft_slot_share = needs.caches.slot_bytes() -
                              cache::CacheShape::of(config, kv_dtype, 0, drafting.mtp).slot_bytes();
-    if (drafting.mtp) {
-        needs.mtp = model::MtpLayer::memory(config, *parts.backend, mtp_options);
-    }
-    if (drafter) {
-        add_needs(*drafter, *parts.backend, network_options, needs);
-    }
     if (drafting.copy) {
         needs.copy_index_per_token = draft::CopyIndex::bytes(1);
     }
@@ -228,14 +224,34 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                                     needs.caches.checkpoint_bytes());
     }
     PERCHERON_ASSIGN(const MachineMemory machine, parts.backend->memory());
-    PERCHERON_ASSIGN(const engine::MemoryPlan plan,
-                     engine::plan_memory(needs,
-                                         {options.context, options.kv_memory, options.max_running,
-                                          options.prefix_cache, options.checkpoint_memory},
-                                         machine));
+    const auto set_rows = [&](std::uint32_t prompt_rows) {
+        network_options.max_rows = std::max(prompt_rows, scheduler.decode_rows);
+        mtp_options.max_rows = network_options.max_rows;
+    };
+    const auto needs_with = [&](std::uint32_t prompt_rows) {
+        engine::MemoryNeeds all = needs;
+        set_rows(prompt_rows);
+        all.network = model::Network::memory(config, *parts.backend, network_options);
+        if (drafting.mtp) all.mtp = model::MtpLayer::memory(config, *parts.backend, mtp_options);
+        if (drafter) add_needs(*drafter, *parts.backend, network_options, all);
+        return all;
+    };
+    const std::vector<std::uint32_t> row_choices = scheduler.prefill_rows > 0
+                                                       ? std::vector{scheduler.prefill_rows}
+                                                       : prompt_row_choices(*parts.backend, config);
+    PERCHERON_ASSIGN(
+        const engine::PromptRowsPlan planned,
+        engine::plan_prompt_rows(row_choices, needs_with,
+                                 {options.context, options.kv_memory, options.max_running,
+                                  options.prefix_cache, options.checkpoint_memory},
+                                 machine));
+    const engine::MemoryPlan& plan = planned.plan;
+    scheduler.prefill_rows = planned.rows;
+    set_rows(planned.rows);
     for (const std::string& line : engine::table_of(plan)) {
         log_info(line);
     }
+    log_info("prompts in steps of " + std::to_string(planned.rows) + " rows");
     if (options.on_plan) {
         options.on_plan(plan);
     }

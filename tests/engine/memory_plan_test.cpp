@@ -1,6 +1,7 @@
 #include "engine/memory_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -168,6 +169,58 @@ TEST(MemoryPlan, RefusesWithAdviceThatWorks) {
     MemoryNeeds heavy = needs;
     heavy.weights = 900 * mebibyte;
     EXPECT_EQ(plan_memory(heavy, {}, machine).error().code(), ErrorCode::out_of_memory);
+}
+
+// A20: as many rows a step as the memory allows; caches that somebody wished for come first.
+TEST(MemoryPlan, PromptsTakeTheMostRowsThatFitBesideTheWishes) {
+    constexpr std::uint32_t choices[] = {8192, 4096, 2048, 512};
+    constexpr Bytes row = 400'000;
+    std::mt19937_64 random(11);
+    std::map<std::uint32_t, int> chosen;
+    int refused = 0;
+    for (int repeat = 0; repeat < 5000; ++repeat) {
+        MemoryNeeds base = nano_like();
+        base.weights = random() % (65536 * mebibyte);
+        const auto needs_with = [&](std::uint32_t rows) {
+            MemoryNeeds needs = base;
+            needs.network.activations = rows * row / 8;
+            needs.network.stages = rows * row / 8 * 6;
+            needs.mtp = rows * row / 8;
+            return needs;
+        };
+        MachineMemory machine;
+        machine.total = machine.available = random() % (98304 * mebibyte);
+        MemoryWishes wishes;
+        if (random() % 2 == 0) wishes.context = 2 + random() % 1'000'000;
+        if (random() % 2 == 0) wishes.kv_memory = random() % (65536 * mebibyte);
+        const auto planned = plan_prompt_rows(choices, needs_with, wishes, machine);
+        // The largest choice by the rule, written down plainly.
+        std::uint32_t expected = 0;
+        for (const std::uint32_t rows : choices) {
+            if (!plan_memory(needs_with(rows), wishes, machine).ok()) continue;
+            const double taken = static_cast<double>(base.weights + base.program) +
+                                 std::max(static_cast<double>(machine.total) / 32,
+                                          static_cast<double>(256 * mebibyte));
+            const double left = static_cast<double>(machine.available) - taken;
+            if (rows > 512 && static_cast<double>(rows * row) > left / 8) continue;
+            expected = rows;
+            break;
+        }
+        if (expected == 0) {
+            ++refused;
+            ASSERT_FALSE(planned.ok());
+            EXPECT_EQ(planned.error().message(),
+                      plan_memory(needs_with(512), wishes, machine).error().message());
+            continue;
+        }
+        ASSERT_TRUE(planned.ok()) << planned.error().message();
+        ASSERT_EQ(planned->rows, expected);
+        ASSERT_EQ(planned->plan.total, plan_memory(needs_with(expected), wishes, machine)->total);
+        ++chosen[expected];
+    }
+    for (const std::uint32_t rows : choices)
+        EXPECT_GT(chosen[rows], 20) << rows;
+    EXPECT_GT(refused, 500);
 }
 
 TEST(MemoryPlan, PrintsEveryRowAndTheTotal) {

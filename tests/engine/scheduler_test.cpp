@@ -265,6 +265,40 @@ TEST(Scheduler, ALongPromptLeavesRunningStreamsTheirShare) {
     }
 }
 
+// S9 and M2: a stream that waits for its mask may have it in a moment, and does not find the device
+// busy for longer than a slice.
+TEST(Scheduler, AStreamThatWaitsForItsMaskFindsShortSteps) {
+    SchedulerOptions options;
+    options.pages = 4000;
+    options.max_running = 2;
+    options.prefill_rows = 8192;
+    options.prefill_slice = 0.1;
+    Player player(options);
+    constexpr double seconds_per_row = 0.001;
+    player.scheduler().add(make_sequence(1, 64, 100'000));
+    ASSERT_TRUE(player.step(64 * seconds_per_row));
+    Sequence& stream = *player.all().front();
+    player.scheduler().add(make_sequence(2, 100'000, 10));
+    StepPlan plan;
+    for (const bool held : {true, false}) {
+        // A stream that is there sits out; nobody else decodes.
+        stream.held_logits.assign(held ? 1 : 0, 0.0f);
+        if (!held) player.scheduler().remove(stream);
+        for (int i = 0; i < 4; ++i) {
+            player.scheduler().plan(plan);
+            ASSERT_EQ(plan.numeric_class, ops::NumericClass::prefill);
+            const std::uint32_t rows = plan.rows.front().count;
+            const double seconds = rows * seconds_per_row;
+            if (held) {
+                EXPECT_LE(seconds, options.prefill_slice + 1e-9);
+            } else {
+                EXPECT_EQ(rows, options.prefill_rows);
+            }
+            player.scheduler().commit(plan, seconds);
+        }
+    }
+}
+
 // S9, the other way round: a newcomer's prompt begins at the next step though others decode.
 TEST(Scheduler, ANewcomerNeverWaitsForAGeneration) {
     SchedulerOptions options;
