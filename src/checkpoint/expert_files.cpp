@@ -2,20 +2,17 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "checkpoint/formats.h"
+#include "core/direct_file.h"
 
 namespace percheron::checkpoint {
 namespace {
 
-constexpr Bytes page = 4096;             // reads past the page cache begin and end at multiples
+constexpr Bytes page = DirectFile::block;
 constexpr Bytes chunk_bytes = 1u << 20;  // of one read
 constexpr Bytes joined_gap = page;       // parts so near to each other are read together
 // After so many reads for every place, counts are halved.
@@ -29,80 +26,23 @@ Bytes round_up(Bytes bytes) {
     return (bytes + page - 1) / page * page;
 }
 
-Bytes data_bytes(const ops::WeightMatrix& matrix) {
-    const Bytes count = matrix.n * matrix.k;
-    switch (matrix.format) {
-        case ops::WeightFormat::bf16:
-            return count * 2;
-        case ops::WeightFormat::f32:
-            return count * 4;
-        case ops::WeightFormat::fp8_block:
-            return count;
-        case ops::WeightFormat::w4a16:
-        case ops::WeightFormat::nvfp4:
-            return count / 2;
-    }
-    return 0;
-}
-
-// Beside the data; nvfp4's factor is a number of the matrix.
-Bytes scale_bytes(const ops::WeightMatrix& matrix) {
-    const Bytes factor = matrix.format == ops::WeightFormat::nvfp4 ? sizeof(float) : 0;
-    return ops::stored_bytes(matrix) - data_bytes(matrix) - factor;
-}
-
 }  // namespace
 
 class ExpertFiles::File {
   public:
-    explicit File(const MappedFile& mapping) : mapping_(mapping) {
-        const char* const path = mapping.path().c_str();
-        descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-        if (descriptor_ < 0 && errno == EINVAL) {
-            descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC);
-            cached_ = true;
-        }
-        error_ = descriptor_ < 0 ? errno : 0;
-    }
-    ~File() {
-        if (descriptor_ >= 0) ::close(descriptor_);
-    }
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
+    explicit File(const MappedFile& mapping)
+        : mapping_(mapping), direct_(DirectFile::open(mapping.path())) {}
 
     const MappedFile& mapping() const { return mapping_; }
 
     // `needed` bytes of the `out.size()` from `offset` on must be in the file.
     Status read(Bytes offset, std::span<std::byte> out, Bytes needed) const {
-        Bytes done = 0;
-        while (done < needed) {
-            const ssize_t count = ::pread(descriptor_, out.data() + done, out.size() - done,
-                                          static_cast<off_t>(offset + done));
-            if (count < 0 && errno == EINTR) continue;
-            if (count <= 0) return fault(count < 0 ? errno : error_);
-            done += static_cast<Bytes>(count);
-        }
-        if (cached_) {
-            ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(out.size()),
-                            POSIX_FADV_DONTNEED);
-        }
-        return {};
+        return direct_.ok() ? direct_->read_blocks(offset, out, needed) : direct_.error();
     }
 
   private:
-    Error fault(int error) const {
-        const std::string path = mapping_.path().string();
-        if (error == 0) {
-            return {ErrorCode::corrupt,
-                    path + ": has become shorter since it was opened; put the whole file back"};
-        }
-        return {ErrorCode::io, path + ": cannot read experts: " + std::strerror(error)};
-    }
-
     const MappedFile& mapping_;
-    int descriptor_ = -1;
-    int error_ = 0;
-    bool cached_ = false;
+    Result<DirectFile> direct_;
 };
 
 ExpertFiles::ExpertFiles(const ShardSet& shards, std::size_t readers)
@@ -158,9 +98,9 @@ Status ExpertFiles::add_unit(const ops::FeedForwardWeights& weights, Unit& unit)
             ranges.push_back({file, offset, bytes, &place});
             return {};
         };
-        PERCHERON_TRY(add(matrix.data, data_bytes(matrix), unit.parts[i].data));
+        PERCHERON_TRY(add(matrix.data, ops::data_bytes(matrix), unit.parts[i].data));
         if (matrix.scales != nullptr) {
-            PERCHERON_TRY(add(matrix.scales, scale_bytes(matrix), unit.parts[i].scales));
+            PERCHERON_TRY(add(matrix.scales, ops::scale_bytes(matrix), unit.parts[i].scales));
         }
     }
     std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
@@ -302,26 +242,7 @@ Status ExpertFiles::complete(Unit& unit) const {
         ops::WeightMatrix& matrix = *matrices[i];
         matrix.data = memory + unit.parts[i].data;
         if (matrix.scales != nullptr) matrix.scales = memory + unit.parts[i].scales;
-        const std::span<const std::byte> data{static_cast<const std::byte*>(matrix.data),
-                                              data_bytes(matrix)};
-        const std::span<const std::byte> scales{static_cast<const std::byte*>(matrix.scales),
-                                                matrix.scales == nullptr ? 0 : scale_bytes(matrix)};
-        std::optional<std::size_t> damaged;
-        switch (matrix.format) {
-            case ops::WeightFormat::fp8_block:
-                damaged = find_nan(data);
-                if (!damaged) damaged = find_not_finite(scales, DType::f32);
-                break;
-            case ops::WeightFormat::w4a16:
-                damaged = find_not_finite(scales, DType::bf16);
-                break;
-            case ops::WeightFormat::nvfp4:
-                damaged = find_nan(scales);
-                break;
-            default:
-                break;
-        }
-        if (damaged) {
+        if (is_damaged(matrix)) {
             return Error(ErrorCode::corrupt,
                          files_[unit.extents.front().file]->mapping().path().string() +
                              ": an expert's codes or scales hold NaN; the file is damaged or badly "

@@ -482,6 +482,25 @@ std::optional<std::size_t> find_not_finite(std::span<const std::byte> values, DT
     }
 }
 
+bool is_damaged(const ops::WeightMatrix& rows) {
+    const std::span<const std::byte> data{static_cast<const std::byte*>(rows.data),
+                                          ops::data_bytes(rows)};
+    const std::span<const std::byte> scales{static_cast<const std::byte*>(rows.scales),
+                                            rows.scales == nullptr ? 0 : ops::scale_bytes(rows)};
+    switch (rows.format) {
+        case ops::WeightFormat::fp8_block:
+            return find_nan(data) || find_not_finite(scales, DType::f32);
+        case ops::WeightFormat::w4a16:
+            return find_not_finite(scales, DType::bf16).has_value();
+        case ops::WeightFormat::nvfp4:
+            return find_nan(scales).has_value();
+        case ops::WeightFormat::bf16:
+        case ops::WeightFormat::f32:
+            break;
+    }
+    return false;
+}
+
 Status check_values(const TensorPlace& place) {
     const StoredTensor& tensor = *place.tensor;
     const bool codes = tensor.dtype == DType::f8_e4m3;

@@ -80,6 +80,9 @@ std::optional<std::size_t> find_nan(std::span<const std::byte> codes);
 // The first BF16, F16 or F32 number that is infinite or NaN; nothing of other types.
 std::optional<std::size_t> find_not_finite(std::span<const std::byte> values, DType dtype);
 
+// Whether an F8_E4M3 code or a scale of these rows, in host memory, is NaN or infinite.
+bool is_damaged(const ops::WeightMatrix& rows);
+
 // Reads a tensor's numbers, or its F8_E4M3 codes, once.  NaN and infinity never come out of a sound
 // conversion, and every sum they enter would be lost: they are refused, the first by its place.
 // Errors: corrupt (names file, tensor and element).

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "checkpoint/fused_names.h"
 #include "checkpoint/names.h"
@@ -60,18 +61,12 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
         }
     }
     PERCHERON_ASSIGN(const WeightParts parts, find_weight(shards_, name, shape));
-    // What stays in the files is looked at when it is read.
-    const bool stays = stays_in_files(name);
-    if (!stays) {
-        const bool codes = parts.data && parts.data.tensor->dtype == DType::f8_e4m3;
-        if (codes) PERCHERON_TRY(check_values(parts.data));
-        if (parts.scales) PERCHERON_TRY(check_values(parts.scales));
-    }
     ops::WeightMatrix matrix;
     matrix.format = parts.format;
     matrix.n = n;
     matrix.k = k;
     if (parts.rewritten()) {
+        if (parts.scales) PERCHERON_TRY(check_values(parts.scales));
         PERCHERON_ASSIGN(matrix.data, rewritten(name, parts, shape));
         return matrix;
     }
@@ -81,6 +76,11 @@ Result<ops::WeightMatrix> ShardWeights::matrix(std::string_view stem, std::size_
                       parts.first_row * k * size_of(parts.data.tensor->dtype);
     }
     if (parts.scales) matrix.scales = aligned(parts.scales);
+    // What stays in the files, or is read from them later, is looked at then.
+    if (!stays_in_files(name) && !(reads_ && reads_->holds(matrix))) {
+        if (parts.data.tensor->dtype == DType::f8_e4m3) PERCHERON_TRY(check_values(parts.data));
+        if (parts.scales) PERCHERON_TRY(check_values(parts.scales));
+    }
     PERCHERON_ASSIGN(matrix.global_scale, global_scale(parts));
     matrix.global_inverse = global_inverse(parts);
     if (input_scales_ && parts.format == ops::WeightFormat::nvfp4) {
@@ -93,6 +93,11 @@ ExpertFiles& ShardWeights::keep_experts_in_files(std::size_t layers) {
     layers_in_files_ = layers;
     expert_files_ = std::make_unique<ExpertFiles>(shards_);
     return *expert_files_;
+}
+
+Result<WeightReads*> ShardWeights::read_past_the_cache(WeightReads::Progress progress) {
+    PERCHERON_ASSIGN(reads_, WeightReads::open(shards_, std::move(progress)));
+    return reads_.get();
 }
 
 Bytes ShardWeights::expert_bytes(std::size_t layers) const {

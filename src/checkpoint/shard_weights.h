@@ -13,6 +13,7 @@
 #include "checkpoint/expert_files.h"
 #include "checkpoint/formats.h"
 #include "checkpoint/shards.h"
+#include "checkpoint/weight_reads.h"
 #include "core/status.h"
 #include "model/weight_source.h"
 
@@ -35,6 +36,10 @@ class ShardWeights : public model::WeightSource {
     // From now on the routed experts of the first `layers` layers are read from the files when they
     // are wanted; stream() hands them over.  Before the first matrix is asked for.
     ExpertFiles& keep_experts_in_files(std::size_t layers);
+    // From now on weights of a format are looked at by whoever reads them through the result, and
+    // matrix() of one that lies there as it is stored reads nothing.  Before the first matrix is
+    // asked for.  Errors: io.
+    Result<WeightReads*> read_past_the_cache(WeightReads::Progress progress);
     // From now on nvfp4 matrices say how their inputs are rounded (ops/fp4_inputs.h), and one whose
     // scale for that is not stored is an error.  Before the first matrix is asked for.
     void use_input_scales() { input_scales_ = true; }
@@ -56,6 +61,7 @@ class ShardWeights : public model::WeightSource {
                                    const Shape& shape);
 
     std::unique_ptr<ExpertFiles> expert_files_;
+    std::unique_ptr<WeightReads> reads_;
     std::size_t layers_in_files_ = 0;  // the first ones
     bool input_scales_ = false;
     std::mutex copies_mutex_;

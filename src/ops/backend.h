@@ -21,6 +21,7 @@
 #include "ops/batch.h"
 #include "ops/cache_views.h"
 #include "ops/expert_store.h"
+#include "ops/weight_files.h"
 #include "ops/weight_matrix.h"
 
 namespace percheron::ops {
@@ -185,6 +186,12 @@ class Backend {
     virtual Status check_shape(const NetworkShape& /*shape*/, std::size_t /*rows*/) const {
         return {};
     }
+    // Between these calls a backend with memory of its own reads what `files` holds from there,
+    // while place() goes on to the next matrix; what place() returned is whole behind
+    // finish_reading(), whose error is the first fault of reading.  Others compute from the mapped
+    // files.
+    virtual Status read_from(WeightFiles& /*files*/) { return {}; }
+    virtual Status finish_reading() { return {}; }
     // Makes a stored matrix usable by the stages (upload, repack) or returns it as it is.  The
     // result lives as long as both the source and the backend.
     virtual Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,

@@ -36,6 +36,8 @@ class ForwardingBackend : public Backend {
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override {
         return inner_.check_shape(shape, rows);
     }
+    Status read_from(WeightFiles& files) override { return inner_.read_from(files); }
+    Status finish_reading() override { return inner_.finish_reading(); }
     Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,
                                WeightUse use) override {
         return inner_.place(stored, name, use);

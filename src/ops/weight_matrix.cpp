@@ -1,5 +1,7 @@
 #include "ops/weight_matrix.h"
 
+#include <cstddef>
+
 #include "core/dtype.h"
 
 namespace percheron::ops {
@@ -35,6 +37,11 @@ std::string_view name_of(WeightFormat format) {
 }
 
 std::size_t stored_bytes(const WeightMatrix& matrix) {
+    const std::size_t factor = matrix.format == WeightFormat::nvfp4 ? sizeof(float) : 0;
+    return data_bytes(matrix) + scale_bytes(matrix) + factor;
+}
+
+std::size_t data_bytes(const WeightMatrix& matrix) {
     const std::size_t count = matrix.n * matrix.k;
     switch (matrix.format) {
         case WeightFormat::bf16:
@@ -42,13 +49,38 @@ std::size_t stored_bytes(const WeightMatrix& matrix) {
         case WeightFormat::f32:
             return count * 4;
         case WeightFormat::fp8_block:
-            return count + blocks(matrix.n, 128) * blocks(matrix.k, 128) * 4;
+            return count;
         case WeightFormat::w4a16:
-            return count / 2 + matrix.n * (matrix.k / 128) * 2;
         case WeightFormat::nvfp4:
-            return count / 2 + matrix.n * (matrix.k / 16) + 4;
+            return count / 2;
     }
     return 0;
+}
+
+std::size_t scale_bytes(const WeightMatrix& matrix) {
+    switch (matrix.format) {
+        case WeightFormat::fp8_block:
+            return blocks(matrix.n, 128) * blocks(matrix.k, 128) * 4;
+        case WeightFormat::w4a16:
+            return matrix.n * (matrix.k / 128) * 2;
+        case WeightFormat::nvfp4:
+            return matrix.n * (matrix.k / 16);
+        case WeightFormat::bf16:
+        case WeightFormat::f32:
+            break;
+    }
+    return 0;
+}
+
+WeightMatrix rows_of(const WeightMatrix& matrix, std::size_t first, std::size_t count) {
+    WeightMatrix before = matrix;
+    before.n = first;
+    WeightMatrix rows = matrix;
+    rows.n = count;
+    rows.data = static_cast<const std::byte*>(matrix.data) + data_bytes(before);
+    if (matrix.scales != nullptr)
+        rows.scales = static_cast<const std::byte*>(matrix.scales) + scale_bytes(before);
+    return rows;
 }
 
 void dequantise_row(const WeightMatrix& matrix, std::size_t row, float* out) {

@@ -43,6 +43,12 @@ struct WeightMatrix {
 
 // Bytes of data and scales together: what one pass over the matrix reads.
 std::size_t stored_bytes(const WeightMatrix& matrix);
+// Of each by itself; nvfp4's factor is in neither.
+std::size_t data_bytes(const WeightMatrix& matrix);
+std::size_t scale_bytes(const WeightMatrix& matrix);
+
+// A view of `count` rows from `first` on, which for fp8_block is a multiple of 128.
+WeightMatrix rows_of(const WeightMatrix& matrix, std::size_t first, std::size_t count);
 
 // Row `row` widened to float, out[0..k).  Host memory only.
 void dequantise_row(const WeightMatrix& matrix, std::size_t row, float* out);

@@ -46,6 +46,43 @@ class StageLog {
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+std::string gigabytes(double bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f GB", bytes / 1e9);
+    return text;
+}
+
+std::string rate_of(const checkpoint::WeightReads::Figures& figures) {
+    return gigabytes(static_cast<double>(figures.bytes) / std::max(figures.seconds, 1e-3)) + "/s";
+}
+
+// Reads a checkpoint's weights for a backend that computes from memory of its own, with a line of
+// progress now and then.  Null: there is nothing to read so.
+Result<checkpoint::WeightReads*> begin_reading(const ModelSource& source, ops::Backend& backend) {
+    if (!source.files || !backend.has_own_memory()) {
+        return static_cast<checkpoint::WeightReads*>(nullptr);
+    }
+    const std::string all = gigabytes(static_cast<double>(source.weight_bytes));
+    PERCHERON_ASSIGN(checkpoint::WeightReads* const reads,
+                     source.files->read_past_the_cache([all](const auto& figures) {
+                         log_info("weights: " + gigabytes(static_cast<double>(figures.bytes)) +
+                                  " of " + all + ", " + rate_of(figures));
+                     }));
+    PERCHERON_TRY(backend.read_from(*reads));
+    return reads;
+}
+
+Status finish_reading(const checkpoint::WeightReads* reads, ops::Backend& backend) {
+    if (reads == nullptr) return {};
+    PERCHERON_TRY(backend.finish_reading());
+    // Small tensors came through the mapping.
+    reads->drop_from_cache();
+    const checkpoint::WeightReads::Figures figures = reads->figures();
+    log_info("weights: " + gigabytes(static_cast<double>(figures.bytes)) +
+             " read past the page cache, " + rate_of(figures));
+    return {};
+}
+
 std::vector<TokenId> never_valid(const model::ModelConfig& config, const Tokenizer& tokenizer) {
     std::vector<TokenId> banned;
     for (std::size_t id = 0; id < config.vocabulary; ++id) {
@@ -256,6 +293,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         options.on_plan(plan);
     }
 
+    PERCHERON_ASSIGN(checkpoint::WeightReads* const reads, begin_reading(source, *parts.backend));
     PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
                                                          network_options));
     if (drafting.mtp) {
@@ -273,6 +311,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         PERCHERON_ASSIGN(parts.tower, model::VisionTower::load(config, *source.weights,
                                                                *parts.backend, vision_options));
     }
+    PERCHERON_TRY(finish_reading(reads, *parts.backend));
     stages.done("network: " + std::to_string(config.layers()) + " layers" +
                 (parts.mtp ? ", the MTP layer" : "") + (drafter ? ", the drafter" : "") +
                 (parts.tower ? " and the vision tower on " : " on ") +

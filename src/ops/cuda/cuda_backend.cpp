@@ -162,6 +162,16 @@ Status CudaBackend::check_shape(const NetworkShape& shape, std::size_t rows) con
     return {};
 }
 
+Status CudaBackend::read_from(WeightFiles& files) {
+    PERCHERON_TRY(use_device());
+    return weights_.read_from(device_, files);
+}
+
+Status CudaBackend::finish_reading() {
+    PERCHERON_TRY(use_device());
+    return weights_.finish_reading();
+}
+
 Result<WeightMatrix> CudaBackend::place(const WeightMatrix& stored, std::string_view name,
                                         WeightUse use) {
     PERCHERON_TRY(use_device());

@@ -56,6 +56,8 @@ class CudaBackend final : public Backend, private MtpStages {
     Result<MachineMemory> memory() const override;
     bool has_own_memory() const override { return true; }
     Status check_shape(const NetworkShape& shape, std::size_t rows) const override;
+    Status read_from(WeightFiles& files) override;
+    Status finish_reading() override;
     Result<WeightMatrix> place(const WeightMatrix& stored, std::string_view name,
                                WeightUse use) override;
     Result<const float*> place(std::span<const float> vector, std::string_view name) override;

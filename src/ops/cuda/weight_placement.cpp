@@ -12,41 +12,8 @@ namespace {
 constexpr std::size_t piece_rows = 128;
 constexpr Bytes piece_bytes = Bytes{32} << 20;
 
-Bytes data_row_bytes(const WeightMatrix& matrix) {
-    switch (matrix.format) {
-        case WeightFormat::f32:
-            return matrix.k * 4;
-        case WeightFormat::bf16:
-            return matrix.k * 2;
-        case WeightFormat::fp8_block:
-            return matrix.k;
-        case WeightFormat::w4a16:
-        case WeightFormat::nvfp4:
-            return matrix.k / 2;
-    }
-    return 0;
-}
-
-// Bytes of the scales of rows [0, rows).
-Bytes scale_bytes(const WeightMatrix& matrix, std::size_t rows) {
-    switch (matrix.format) {
-        case WeightFormat::fp8_block:
-            return (rows + 127) / 128 * ((matrix.k + 127) / 128) * 4;
-        case WeightFormat::w4a16:
-            return rows * (matrix.k / 128) * 2;
-        case WeightFormat::nvfp4:
-            return rows * (matrix.k / 16);
-        default:
-            return 0;
-    }
-}
-
 Bytes aligned(Bytes bytes) {
     return (bytes + 255) / 256 * 256;
-}
-
-const std::byte* bytes_at(const void* data, Bytes offset) {
-    return static_cast<const std::byte*>(data) + offset;
 }
 
 Error in_matrix(Error error, std::string_view name) {
@@ -76,6 +43,19 @@ LatentHeadMatrices latent_heads_view(const WeightMatrix& placed, const NetworkSh
     both.values.data += packed_bytes(placed.format, static_cast<std::size_t>(both.keys.n),
                                      static_cast<std::size_t>(both.keys.k));
     return both;
+}
+
+Status WeightPlacement::read_from(int device, WeightFiles& files) {
+    PERCHERON_ASSIGN(ring_, WeightRing::start(device, files));
+    return {};
+}
+
+Status WeightPlacement::finish_reading() {
+    const Status read = ring_ ? ring_->wait() : Status{};
+    ring_.reset();
+    const Status placed = check(cudaStreamSynchronize(stream_), "placing the weights");
+    release_staging();
+    return read.ok() ? placed : read;
 }
 
 Result<std::byte*> WeightPlacement::staging(Bytes bytes) {
@@ -108,33 +88,38 @@ Result<WeightMatrix> WeightPlacement::narrowed(const WeightMatrix& stored, std::
 
 Status WeightPlacement::pack_into(const WeightMatrix& stored, std::uint8_t* packed,
                                   std::string_view name) {
-    const Bytes row = data_row_bytes(stored);
+    if (ring_ && ring_->takes(stored)) {
+        ring_->pack(stored, packed, name);
+        return {};
+    }
+    const Bytes row = data_bytes(rows_of(stored, 0, 1));
     const std::size_t rows_a_piece =
         std::max<std::size_t>(piece_bytes / std::max<Bytes>(row, 1) / piece_rows, 1) * piece_rows;
     for (std::size_t first = 0; first < stored.n; first += rows_a_piece) {
-        WeightMatrix piece = stored;
-        piece.n = std::min(rows_a_piece, stored.n - first);
-        const Bytes data_bytes = piece.n * row;
-        const Bytes scales = scale_bytes(stored, piece.n);
+        WeightMatrix piece = rows_of(stored, first, std::min(rows_a_piece, stored.n - first));
+        const Bytes scales_at = aligned(data_bytes(piece));
         PERCHERON_ASSIGN(std::byte* const memory,
-                         staging(std::max(piece_bytes, aligned(data_bytes) + scales)));
+                         staging(std::max(piece_bytes, scales_at + scale_bytes(piece))));
         // The packing kernel of the piece before reads the staging buffer: the stream keeps order.
-        PERCHERON_TRY(check(cudaMemcpyAsync(memory, bytes_at(stored.data, first * row), data_bytes,
-                                            cudaMemcpyDefault, stream_),
-                            "uploading " + std::string(name)));
+        PERCHERON_TRY(copy(piece, memory, memory + scales_at, name));
         piece.data = memory;
-        if (scales > 0) {
-            piece.scales = memory + aligned(data_bytes);
-            PERCHERON_TRY(check(cudaMemcpyAsync(memory + aligned(data_bytes),
-                                                bytes_at(stored.scales, scale_bytes(stored, first)),
-                                                scales, cudaMemcpyDefault, stream_),
-                                "uploading the scales of " + std::string(name)));
-        }
+        if (piece.scales != nullptr) piece.scales = memory + scales_at;
         const auto done =
             pack_matrix(piece, packed + packed_bytes(stored.format, first, stored.k), stream_);
         if (!done.ok()) return in_matrix(done.error(), name);
     }
     return {};
+}
+
+Status WeightPlacement::copy(const WeightMatrix& stored, std::byte* data, std::byte* scales,
+                             std::string_view name) {
+    PERCHERON_TRY(
+        check(cudaMemcpyAsync(data, stored.data, data_bytes(stored), cudaMemcpyDefault, stream_),
+              "uploading " + std::string(name)));
+    if (scale_bytes(stored) == 0) return {};
+    return check(
+        cudaMemcpyAsync(scales, stored.scales, scale_bytes(stored), cudaMemcpyDefault, stream_),
+        "uploading the scales of " + std::string(name));
 }
 
 Result<WeightMatrix> WeightPlacement::pack(const WeightMatrix& given, std::string_view name) {
@@ -151,20 +136,17 @@ Result<WeightMatrix> WeightPlacement::pack(const WeightMatrix& given, std::strin
 
 Result<WeightMatrix> WeightPlacement::keep_rows(const WeightMatrix& given, std::string_view name) {
     PERCHERON_ASSIGN(const WeightMatrix stored, narrowed(given, name));
-    const Bytes data_bytes = stored.n * data_row_bytes(stored);
-    const Bytes scales = scale_bytes(stored, stored.n);
-    PERCHERON_ASSIGN(std::byte* const memory, arena_.take(aligned(data_bytes) + scales, name));
+    const Bytes scales_at = aligned(data_bytes(stored));
+    const Bytes scales = scale_bytes(stored);
+    PERCHERON_ASSIGN(std::byte* const memory, arena_.take(scales_at + scales, name));
     WeightMatrix placed = stored;
     placed.data = memory;
-    PERCHERON_TRY(
-        check(cudaMemcpyAsync(memory, stored.data, data_bytes, cudaMemcpyDefault, stream_),
-              "uploading " + std::string(name)));
-    if (scales > 0) {
-        placed.scales = memory + aligned(data_bytes);
-        PERCHERON_TRY(check(cudaMemcpyAsync(memory + aligned(data_bytes), stored.scales, scales,
-                                            cudaMemcpyDefault, stream_),
-                            "uploading the scales of " + std::string(name)));
+    if (scales > 0) placed.scales = memory + scales_at;
+    if (ring_ && ring_->takes(stored)) {
+        ring_->copy(stored, memory, memory + scales_at, name);
+        return placed;
     }
+    PERCHERON_TRY(copy(stored, memory, memory + scales_at, name));
     // `narrow_` is used again for the next matrix.
     PERCHERON_TRY(check(cudaStreamSynchronize(stream_), "uploading " + std::string(name)));
     return placed;
@@ -194,28 +176,24 @@ Result<WeightMatrix> WeightPlacement::latent_heads(const WeightMatrix& given,
 
     // As stored, then both parts as matrices of their own, then packed: three places on the device
     // for a moment.
-    const Bytes data_bytes = aligned(stored.n * stored.k * element);
-    const Bytes scales = aligned(scale_bytes(stored, stored.n));
-    PERCHERON_ASSIGN(DeviceMemory memory,
-                     DeviceMemory::allocate(2 * (data_bytes + scales) + 1024, name));
+    const Bytes data = aligned(data_bytes(stored));
+    const Bytes scales = aligned(scale_bytes(stored));
+    PERCHERON_ASSIGN(DeviceMemory memory, DeviceMemory::allocate(2 * (data + scales) + 1024, name));
     std::byte* const whole = memory.data();
-    std::byte* const whole_scales = whole + data_bytes;
+    std::byte* const whole_scales = whole + data;
     std::byte* const keys = whole_scales + scales;
     std::byte* const values = keys + aligned(key_rows * shape.query_key_dim * element);
     std::byte* const key_scales = values + aligned(value_rows * shape.latent * element);
     std::byte* const value_scales =
         key_scales + aligned(key_rows / 128 * (shape.query_key_dim / 128) * 4);
-    PERCHERON_TRY(check(cudaMemcpyAsync(whole, stored.data, stored.n * stored.k * element,
-                                        cudaMemcpyDefault, stream_),
-                        "uploading " + std::string(name)));
-    PERCHERON_TRY(split_heads(whole, head, element, keys, values, stream_));
-    if (fp8) {
-        PERCHERON_TRY(
-            check(cudaMemcpyAsync(whole_scales, stored.scales, scale_bytes(stored, stored.n),
-                                  cudaMemcpyDefault, stream_),
-                  "uploading the scales of " + std::string(name)));
-        PERCHERON_TRY(split_heads(whole_scales, blocks, 4, key_scales, value_scales, stream_));
+    if (ring_ && ring_->takes(stored)) {
+        ring_->copy(stored, whole, whole_scales, name);
+        PERCHERON_TRY(ring_->wait());
+    } else {
+        PERCHERON_TRY(copy(stored, whole, whole_scales, name));
     }
+    PERCHERON_TRY(split_heads(whole, head, element, keys, values, stream_));
+    if (fp8) PERCHERON_TRY(split_heads(whole_scales, blocks, 4, key_scales, value_scales, stream_));
     WeightMatrix part = stored;
     part.n = key_rows;
     part.k = shape.query_key_dim;

@@ -1,5 +1,6 @@
 // Bringing weights to the device: uploaded as stored, packed there for the products
-// (packed_matrix.h), piece by piece through one staging buffer.
+// (packed_matrix.h), piece by piece: from host memory through one staging buffer, from files
+// through a ring of them (weight_ring.h).
 #pragma once
 
 #include <memory>
@@ -13,6 +14,7 @@
 #include "ops/backend.h"
 #include "ops/cuda/device_memory.h"
 #include "ops/cuda/packed_matrix.h"
+#include "ops/cuda/weight_ring.h"
 
 namespace percheron::ops::cuda {
 
@@ -43,6 +45,10 @@ class WeightPlacement {
   public:
     explicit WeightPlacement(cudaStream_t stream) : stream_(stream) {}
 
+    // Backend::read_from() and finish_reading().
+    Status read_from(int device, WeightFiles& files);
+    Status finish_reading();
+
     // `stored` may be host or device memory.  fp32 matrices are taken if every value is a bf16.
     // Errors: unsupported (format), out_of_memory, internal; the matrix is named.
     Result<WeightMatrix> pack(const WeightMatrix& stored, std::string_view name);
@@ -63,6 +69,8 @@ class WeightPlacement {
   private:
     Result<std::byte*> staging(Bytes bytes);
     Result<WeightMatrix> narrowed(const WeightMatrix& stored, std::string_view name);
+    Status copy(const WeightMatrix& stored, std::byte* data, std::byte* scales,
+                std::string_view name);
     Status pack_into(const WeightMatrix& stored, std::uint8_t* packed, std::string_view name);
     template <class T>
     Result<const T*> upload(std::span<const T> values, std::string_view name);
@@ -70,7 +78,8 @@ class WeightPlacement {
     cudaStream_t stream_;
     DeviceArena arena_;
     DeviceMemory staging_;
-    std::vector<BFloat16> narrow_;  // of the fp32 matrix that is being placed
+    std::unique_ptr<WeightRing> ring_;  // while weights come from files
+    std::vector<BFloat16> narrow_;      // of the fp32 matrix that is being placed
     std::vector<std::unique_ptr<ExpertTable>> tables_;
 };
 
