@@ -28,14 +28,15 @@ constexpr int slow_to_believe = 6;
 constexpr int fast_to_believe = 1;
 constexpr double lately = 100;
 
-// What a number of rows is known by: so much of it is left after each step of others, and so much
-// of a step that was only probed, or of a guess.
+// How well a number of rows is known, in steps met: so much of that is left after each step of
+// others, less after one that refutes it; and what a probe counts, and a guess.
 constexpr double memory_of_rows = 0.97;
 constexpr double memory_of_refuted_rows = 0.7;
-// How far, by the logarithm of rows, a lesson goes before it is worth a third.
-constexpr double reach_of_a_lesson = 0.5;
 constexpr double weight_of_a_probe = 0.3;
 constexpr double weight_of_a_guess = 0.01;
+
+// How far, by the logarithm of rows, a lesson goes before it is worth a third.
+constexpr double reach_of_a_lesson = 0.5;
 
 // A row is never taken for less than this share of a step of one row.
 constexpr double least_row = 0.01;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -427,6 +428,7 @@ TEST(DraftReplay, WrongTimesAreNotBelievedForLong) {
                 }
             }
         }
+        std::printf("%s: %.3f of the best setting\n", conditions.name, sum / count);
         EXPECT_GT(sum / count, least) << conditions.name;
     }
 }
