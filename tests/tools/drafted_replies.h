@@ -15,11 +15,14 @@
 
 namespace percheron::tools {
 
-// Tokens of a reply: enough for every edge here, DRAFTED_TOKENS in scripts/test-slow.
-inline std::uint32_t drafted_tokens() {
-    const char* const wanted = std::getenv("DRAFTED_TOKENS");
-    return wanted == nullptr ? 130 : static_cast<std::uint32_t>(std::strtoul(wanted, nullptr, 10));
+inline std::uint32_t number_of_environment(const char* name, std::uint32_t otherwise) {
+    const char* const wanted = std::getenv(name);
+    return wanted == nullptr ? otherwise
+                             : static_cast<std::uint32_t>(std::strtoul(wanted, nullptr, 10));
 }
+// Tokens of a reply: enough for every edge here; scripts/test-slow wants more, on more threads.
+inline std::uint32_t drafted_tokens() { return number_of_environment("DRAFTED_TOKENS", 130); }
+inline std::uint32_t drafted_threads() { return number_of_environment("DRAFTED_THREADS", 1); }
 
 struct DraftedReplies {
     std::vector<std::vector<TokenId>> tokens;  // of every choice of every request

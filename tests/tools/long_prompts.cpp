@@ -9,7 +9,8 @@
 //
 // An engine each, in which every prompt is computed once: the prefix cache gives it to the
 // undrafted request and to those that draft.  Exits 1 where a reply differs, or where a proposer
-// did not show what it is there for.  Half an hour; part `long` of scripts/test-slow.
+// did not show what it is there for.  On the CPU, half an hour; or where PERCHERON_TEST_DEVICE says.
+// Part `long` of scripts/test-slow.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -127,6 +128,7 @@ bool run(const Drafter& drafter, const Tokenizer& tokenizer, const std::vector<T
     options.context = static_cast<std::uint32_t>(text.size() + 2 * tokens);
     options.max_running = 2;
     options.draft = drafter.wish;
+    if (const char* const device = std::getenv("PERCHERON_TEST_DEVICE")) options.device = device;
     Drafts drafts;
     options.on_step = [&drafts](const engine::StepRecord& step) {
         for (std::size_t i = 0; i < drafts.by.size(); ++i)

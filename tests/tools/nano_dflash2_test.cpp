@@ -76,6 +76,7 @@ class NanoDflash2 : public NanoModel {
     }
     static LoadOptions options_for(const DraftWish& wish) {
         LoadOptions result = options(Bytes{160} << 20, 8);
+        result.threads = drafted_threads();
         result.draft = wish;
         return result;
     }
