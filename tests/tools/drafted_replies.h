@@ -21,8 +21,12 @@ inline std::uint32_t number_of_environment(const char* name, std::uint32_t other
                              : static_cast<std::uint32_t>(std::strtoul(wanted, nullptr, 10));
 }
 // Tokens of a reply: enough for every edge here; scripts/test-slow wants more, on more threads.
-inline std::uint32_t drafted_tokens() { return number_of_environment("DRAFTED_TOKENS", 130); }
-inline std::uint32_t drafted_threads() { return number_of_environment("DRAFTED_THREADS", 1); }
+inline std::uint32_t drafted_tokens() {
+    return number_of_environment("DRAFTED_TOKENS", 130);
+}
+inline std::uint32_t drafted_threads() {
+    return number_of_environment("DRAFTED_THREADS", 1);
+}
 
 struct DraftedReplies {
     std::vector<std::vector<TokenId>> tokens;  // of every choice of every request

@@ -9,8 +9,8 @@
 //
 // An engine each, in which every prompt is computed once: the prefix cache gives it to the
 // undrafted request and to those that draft.  Exits 1 where a reply differs, or where a proposer
-// did not show what it is there for.  On the CPU, half an hour; or where PERCHERON_TEST_DEVICE says.
-// Part `long` of scripts/test-slow.
+// did not show what it is there for.  On the CPU, half an hour; or where PERCHERON_TEST_DEVICE
+// says. Part `long` of scripts/test-slow.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -106,7 +106,8 @@ class NanoDraft : public NanoModel {
 TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
     const tests::QuietLog quiet;
     const std::vector<GenerationRequest> asked = requests(drafted_tokens());
-    const DraftedReplies expected = run_drafted(*load({"off", {}}, drafted_threads()), asked, false);
+    const DraftedReplies expected =
+        run_drafted(*load({"off", {}}, drafted_threads()), asked, false);
     EXPECT_GT(expected.generated, 1000u);
     EXPECT_EQ(expected.rounds, 0u);
     std::vector<DraftWish> wishes = {{"copy", 1}, {"copy", 6}, {"auto", 4}, {"auto", {}}};
@@ -117,10 +118,11 @@ TEST_F(NanoDraft, DraftedIdsAreTheUndraftedOnes) {
         const std::string what =
             wish.proposer + (wish.depth ? " " + std::to_string(*wish.depth) : "");
         std::uint64_t steps = 0, wide = 0;
-        const auto engine = load(wish, wish.depth == 3 ? 2 : drafted_threads(), [&](const StepRecord& record) {
-            steps += record.numeric_class == ops::NumericClass::decode ? 1 : 0;
-            wide += record.sequences >= 4 ? 1 : 0;
-        });
+        const auto engine =
+            load(wish, wish.depth == 3 ? 2 : drafted_threads(), [&](const StepRecord& record) {
+                steps += record.numeric_class == ops::NumericClass::decode ? 1 : 0;
+                wide += record.sequences >= 4 ? 1 : 0;
+            });
         for (const bool together : {true, false}) {
             // Alone for some settings only: the batch is the harder case.
             if (!together && wish.depth != 4) continue;
