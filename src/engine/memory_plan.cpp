@@ -74,13 +74,16 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
                                                       " tokens");
     }
 
-    Bytes page_bytes =
-        needs.caches.page_bytes() + draft_page_share + (wishes.prefix_cache ? tree_block_bytes : 0);
+    const auto on_host = [&needs](Bytes bytes) { return needs.on_device ? 0 : bytes; };
+    Bytes page_bytes = needs.caches.page_bytes() + draft_page_share +
+                       (wishes.prefix_cache ? on_host(tree_block_bytes) : 0);
     const Bytes slot_bytes = plan.bytes_per_sequence;
     const Bytes fixed =
-        needs.weights + needs.program + needs.network.total() + needs.mtp + needs.drafter +
-        needs.tower + needs.image_features + needs.prefix_disk +
-        sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default));
+        needs.weights + needs.program + needs.network.activations + needs.network.stages +
+        needs.mtp.activations + needs.drafter + needs.tower +
+        on_host(
+            needs.network.logits + needs.mtp.logits + needs.image_features + needs.prefix_disk +
+            sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default)));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
     if (fixed + smallest_kv > usable) {
@@ -175,8 +178,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         {"program", needs.program},
         {"activations", needs.network.activations},
         {"stage working space", needs.network.stages},
-        {"logits", needs.network.logits},
-        {"sampling", sampling_bytes(needs.vocabulary, plan.max_running)},
+        {"logits", needs.network.logits, needs.on_device},
+        {"sampling", sampling_bytes(needs.vocabulary, plan.max_running), needs.on_device},
         {"latent pages" + in_type(caches.kv_dtype),
          plan.pages * caches.sparse_layers * caches.latent_page_bytes()},
         {"pooled index keys" + in_type(caches.kv_dtype),
@@ -196,27 +199,29 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         plan.rows.push_back(
             {"drafting: rows not yet accepted", plan.max_running * needs.draft_slot_share});
     }
-    if (needs.mtp > 0) {
-        plan.rows.push_back({"drafting: MTP activations and logits", needs.mtp});
+    if (needs.mtp.total() > 0) {
+        plan.rows.push_back({"drafting: MTP activations", needs.mtp.activations});
+        plan.rows.push_back({"drafting: MTP logits", needs.mtp.logits, needs.on_device});
     }
     if (needs.copy_index_per_token > 0) {
-        plan.rows.push_back(
-            {"drafting: index of texts", plan.kv_tokens * needs.copy_index_per_token});
+        plan.rows.push_back({"drafting: index of texts",
+                             plan.kv_tokens * needs.copy_index_per_token, needs.on_device});
     }
     if (plan.checkpoints > 0) {
         plan.rows.push_back(
             {"prefix checkpoints", plan.checkpoints * needs.caches.checkpoint_bytes()});
-        plan.rows.push_back({"prefix tree", plan.pages * tree_block_bytes});
+        plan.rows.push_back({"prefix tree", plan.pages * tree_block_bytes, needs.on_device});
     }
     if (needs.prefix_disk > 0) {
-        plan.rows.push_back({"prefix cache: copies and keys of its files", needs.prefix_disk});
+        plan.rows.push_back(
+            {"prefix cache: copies and keys of its files", needs.prefix_disk, needs.on_device});
     }
     if (needs.tower > 0) {
         plan.rows.push_back({"vision tower", needs.tower});
-        plan.rows.push_back({"image features", needs.image_features});
+        plan.rows.push_back({"image features", needs.image_features, needs.on_device});
     }
     for (const MemoryRow& row : plan.rows) {
-        plan.total += row.bytes;
+        plan.total += row.elsewhere ? 0 : row.bytes;
     }
     return plan;
 }
@@ -231,7 +236,8 @@ Result<PromptRowsPlan> plan_prompt_rows(
         const MemoryNeeds needs = needs_with(rows);
         const Bytes taken = floor + needs.weights + needs.program;
         const Bytes left = machine.available > taken ? machine.available - taken : 0;
-        const Bytes working = needs.network.activations + needs.network.stages + needs.mtp;
+        const Bytes working =
+            needs.network.activations + needs.network.stages + needs.mtp.activations;
         if (working > left / working_share) continue;
         auto plan = plan_memory(needs, wishes, machine);
         if (plan.ok()) return PromptRowsPlan{rows, std::move(plan).value()};
@@ -250,9 +256,12 @@ std::vector<std::string> table_of(const MemoryPlan& plan) {
     };
     lines.emplace_back("memory plan");
     for (const MemoryRow& row : plan.rows) {
-        add(row.name, readable(row.bytes));
+        if (!row.elsewhere) add(row.name, readable(row.bytes));
     }
     add("total", readable(plan.total));
+    for (const MemoryRow& row : plan.rows) {
+        if (row.elsewhere) add("on the host: " + row.name, readable(row.bytes));
+    }
     add("available now", readable(plan.available));
     add("kept free", readable(plan.floor));
     add("tokens in the pool", std::to_string(plan.kv_tokens));

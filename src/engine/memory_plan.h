@@ -24,13 +24,16 @@ struct MemoryNeeds {
     Bytes weights = 0;  // mapped files, made-up values, or what of them lies in memory
     std::string weights_name = "weights, mapped";
     Bytes program = 0;  // resident before loading: code's data, tokenizer, threads
+    // The plan is of a device's own memory, and `machine` is its; what the host holds meanwhile
+    // (logits, tables of the sampler, the prefix tree, ...) is listed and not counted.
+    bool on_device = false;
     model::NetworkMemory network;
     Bytes tower = 0;           // working space of the vision tower; 0 without one
     Bytes prefix_disk = 0;     // for the prefix cache's files: DiskTier::memory()
     Bytes image_features = 0;  // feature rows of images in use and of those kept
     // Speculation: the MTP layer's activations and logits, the share of a request slot that holds
     // rows not yet accepted, and the index of texts a token.  Its latents are pages like others.
-    Bytes mtp = 0;
+    model::NetworkMemory mtp;
     Bytes draft_slot_share = 0;
     Bytes copy_index_per_token = 0;
     // A drafter of its own folder: weights, activations, taps and logits; a page of its context,
@@ -62,11 +65,12 @@ inline constexpr Bytes tree_block_bytes = 768;
 struct MemoryRow {
     std::string name;
     Bytes bytes = 0;
+    bool elsewhere = false;  // in the host's memory, where the plan is of a device's
 };
 
 struct MemoryPlan {
     std::vector<MemoryRow> rows;
-    Bytes total = 0;
+    Bytes total = 0;      // of the rows that are not elsewhere
     Bytes available = 0;  // of the machine, when the plan was made
     Bytes floor = 0;      // that stays free
     std::uint32_t pages = 0;

@@ -137,10 +137,12 @@ Status load_mtp_layer(const ModelConfig& config, WeightSource& source, ops::Back
     return {};
 }
 
-Bytes MtpLayer::memory(const ModelConfig& config, const ops::Backend& backend,
-                       const NetworkOptions& options) {
-    return 4 * options.max_rows * config.hidden * size_of(backend.activation_dtype()) +
-           options.max_logit_rows * config.vocabulary * sizeof(float);
+NetworkMemory MtpLayer::memory(const ModelConfig& config, const ops::Backend& backend,
+                               const NetworkOptions& options) {
+    NetworkMemory memory;
+    memory.activations = 4 * options.max_rows * config.hidden * size_of(backend.activation_dtype());
+    memory.logits = options.max_logit_rows * config.vocabulary * sizeof(float);
+    return memory;
 }
 
 Result<std::unique_ptr<MtpLayer>> MtpLayer::load(const Network& trunk, WeightSource& weights,

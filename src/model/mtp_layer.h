@@ -37,8 +37,8 @@ Status load_mtp_layer(const ModelConfig& config, WeightSource& source, ops::Back
 class MtpLayer {
   public:
     // What load() asks for beside the weights.
-    static Bytes memory(const ModelConfig& config, const ops::Backend& backend,
-                        const NetworkOptions& options);
+    static NetworkMemory memory(const ModelConfig& config, const ops::Backend& backend,
+                                const NetworkOptions& options);
 
     // The layer stored behind the trunk's last.  `trunk` has been loaded in the same backend, with
     // options at least as large, and outlives the layer.

@@ -242,7 +242,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     }
     // On a GPU the plan is of its memory, which holds nothing of the program but what the driver
     // has already taken.
-    if (!parts.backend->has_own_memory()) {
+    needs.on_device = parts.backend->has_own_memory();
+    if (!needs.on_device) {
         PERCHERON_ASSIGN(needs.program, anonymous_memory());
     }
     needs.vocabulary = config.vocabulary;
@@ -344,9 +345,15 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.loop_guard = options.loop_guard;
     engine_options.seed = options.seed;
     engine_options.on_step = options.on_step;
+    const ops::Backend& backend = *parts.backend;
     PERCHERON_ASSIGN(auto engine,
                      engine::make_local_engine(std::move(parts), std::move(engine_options)));
     stages.done("engine: caches reserved");
+    if (needs.on_device) {
+        PERCHERON_ASSIGN(const MachineMemory left, backend.memory());
+        log_info("memory: planned " + engine::readable(plan.total) + ", the driver gave " +
+                 engine::readable(machine.available - std::min(machine.available, left.available)));
+    }
     if (disk) {
         const PrefixDiskStatus files = engine->status().prefix_disk;
         log_info("prefix cache on disk: " + options.prefix_disk.string() + ", " +

@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace percheron::engine {
@@ -35,6 +36,7 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
     int cached = 0;
     for (int repeat = 0; repeat < 5000; ++repeat) {
         MemoryNeeds needs = nano_like();
+        needs.on_device = repeat % 2 == 1;
         needs.weights = random() % (8192 * mebibyte);
         needs.caches.sparse_layers = 1 + random() % 11;
         needs.caches.kda_layers = 1 + random() % 34;
@@ -80,18 +82,19 @@ TEST(MemoryPlan, AddsUpFitsAndHonoursWishesOrRefuses) {
         Bytes sum = 0;
         Bytes kv = 0;
         for (const MemoryRow& row : plan->rows) {
-            sum += row.bytes;
+            sum += row.elsewhere ? 0 : row.bytes;
+            ASSERT_FALSE(row.elsewhere && !needs.on_device);
             const bool cache_row = row.name.find("pages") != std::string::npos ||
                                    row.name.find("keys") != std::string::npos ||
                                    row.name.find("slots") != std::string::npos ||
                                    row.name.find("context") != std::string::npos ||
                                    row.name.find("prefix") != std::string::npos;
-            kv += cache_row ? row.bytes : 0;
+            kv += cache_row && !row.elsewhere ? row.bytes : 0;
         }
         ASSERT_EQ(sum, plan->total);
         const Bytes checkpoints = plan->checkpoints * checkpoint_bytes;
         const Bytes page_bytes = needs.caches.page_bytes() + (drafter == 2 ? needs.draft_page : 0) +
-                                 (plan->checkpoints > 0 ? tree_block_bytes : 0);
+                                 (plan->checkpoints > 0 && !needs.on_device ? tree_block_bytes : 0);
         ASSERT_EQ(plan->draft_pages, drafter == 0 ? 0
                                      : drafter == 2
                                          ? plan->pages
@@ -185,7 +188,7 @@ TEST(MemoryPlan, PromptsTakeTheMostRowsThatFitBesideTheWishes) {
             MemoryNeeds needs = base;
             needs.network.activations = rows * row / 8;
             needs.network.stages = rows * row / 8 * 6;
-            needs.mtp = rows * row / 8;
+            needs.mtp.activations = rows * row / 8;
             return needs;
         };
         MachineMemory machine;
@@ -237,6 +240,31 @@ TEST(MemoryPlan, PrintsEveryRowAndTheTotal) {
     }
     EXPECT_TRUE(mentions(readable(plan.total)));
     EXPECT_TRUE(mentions(std::to_string(plan.kv_tokens)));
+    // Of a device what the host holds is listed behind the total, and takes nothing from it.
+    MemoryNeeds apart = nano_like();
+    apart.on_device = true;
+    apart.mtp = {.activations = 3 * mebibyte, .logits = 7 * mebibyte};
+    apart.image_features = 30000 * mebibyte;
+    apart.copy_index_per_token = 24;
+    const auto of_device = plan_memory(apart, {}, machine).value();
+    Bytes on_host = 0;
+    std::vector<std::string> named;
+    for (const MemoryRow& row : of_device.rows) {
+        on_host += row.elsewhere ? row.bytes : 0;
+        if (row.elsewhere) named.push_back(row.name);
+    }
+    EXPECT_THAT(named, ::testing::ElementsAre("logits", "sampling", "drafting: MTP logits",
+                                              "drafting: index of texts", "prefix tree"));
+    EXPECT_GT(of_device.kv_tokens, plan.kv_tokens);
+    EXPECT_GE(on_host, apart.network.logits + apart.mtp.logits + 24 * of_device.kv_tokens);
+    const std::vector<std::string> apart_lines = table_of(of_device);
+    const auto place = [&](const std::string& words) {
+        return std::find_if(apart_lines.begin(), apart_lines.end(), [&](const std::string& line) {
+            return line.find(words) != std::string::npos;
+        });
+    };
+    EXPECT_LT(place("total"), place("on the host: drafting: index of texts"));
+    EXPECT_LT(place("drafting: MTP activations"), place("total"));
     EXPECT_EQ(readable(512 * mebibyte), "512.0 MiB");
     EXPECT_EQ(readable(Bytes{1} << 31), "2.00 GiB");
 }

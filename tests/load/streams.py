@@ -27,6 +27,7 @@ class Stream:
         self.body = {"model": "nano", "stream": True, **body}
         self.body["stream_options"] = {"include_usage": True}
         self.times = []  # of events that brought text
+        self.ids = []
         self.usage = None
         self.finish = None
         self.cancelled = False
@@ -83,6 +84,7 @@ class Stream:
         if event.get("usage"):
             self.usage = event["usage"]
         for choice in event["choices"]:
+            self.ids += choice.get("token_ids") or []
             if choice.get("finish_reason"):
                 self.finish = choice["finish_reason"]
             delta = choice.get("delta", choice)
