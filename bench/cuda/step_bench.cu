@@ -3,11 +3,14 @@
 // the median time of a step from host to host.  With LAYERS, a few rows of so many layers only.
 //
 // step_bench prompts [LAYERS [FORMAT [LONGEST]]]: whole prompts instead (prompt_steps.h).
+//
+// step_bench overlap [LAYERS]: prompts and decoding at the same time (overlap_steps.h).
 #include <chrono>
 #include <cstring>
 #include <string>
 
 #include "cuda/full_network.cuh"
+#include "cuda/overlap_steps.h"
 #include "cuda/prompt_steps.h"
 #include "ops/cuda/cuda_backend.h"
 
@@ -160,6 +163,11 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], "prompts") == 0) {
         std::printf("%s\n", properties.name);
         bench_prompts_of(argc, argv);
+        return 0;
+    }
+    if (argc > 1 && std::strcmp(argv[1], "overlap") == 0) {
+        std::printf("%s\n", properties.name);
+        bench_overlap(argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 8);
         return 0;
     }
     ceiling = read_ceiling();

@@ -374,12 +374,17 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
                          "; the CUDA backend needs 9.0 or later; use --device cpu.");
     }
     PERCHERON_TRY(cuda::check_code(properties.name));
+    int last = 0, first = 0;
+    PERCHERON_TRY(cuda::check(cudaDeviceGetStreamPriorityRange(&last, &first),
+                              "asking for the order of CUDA streams"));
+    const int priority = options.goes_first ? first : last;
     cudaStream_t stream = nullptr;
-    PERCHERON_TRY(cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                              "creating a CUDA stream"));
     cuda::SideStream side;
-    PERCHERON_TRY(cuda::check(cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking),
-                              "creating a CUDA stream"));
+    for (cudaStream_t* const one : {&stream, &side.stream}) {
+        PERCHERON_TRY(
+            cuda::check(cudaStreamCreateWithPriority(one, cudaStreamNonBlocking, priority),
+                        "creating a CUDA stream"));
+    }
     for (cudaEvent_t* const event : {&side.leaves, &side.returns}) {
         PERCHERON_TRY(cuda::check(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                                   "creating a CUDA event"));

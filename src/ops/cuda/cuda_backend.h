@@ -23,6 +23,8 @@ namespace percheron::ops {
 struct CudaBackendOptions {
     int device = 0;
     bool graphs = true;  // replay decode steps; off: launch every kernel of every step
+    // Blocks of its kernels go before those of others' that wait for a multiprocessor.
+    bool goes_first = false;
 };
 
 // How many devices the driver shows; 0 without a driver.
