@@ -42,6 +42,7 @@ class Fingerprint {
 // Everything the bytes of OUT follow from.
 std::string describe_run(const Checkpoint& model, const QuantizeOptions& options) {
     Json run;
+    run["lay-out of unfinished runs"] = 2;
     run["format"] = ops::name_of(options.format);
     run["rest"] = options.rest ? Json(ops::name_of(*options.rest)) : Json();
     run["include"] = options.include;
@@ -147,21 +148,28 @@ class Quantizer {
 
     Result<QuantizeReport> run() {
         std::vector<std::vector<TensorHeader>> shards;
+        std::vector<std::size_t> first_shards;
+        for (const std::span<const PlannedWeight> section : sections_) {
+            first_shards.push_back(shards.size());
+            const auto own = shards_of(section);
+            shards.insert(shards.end(), own.begin(), own.end());
+        }
+        first_shards.push_back(shards.size());
+        const std::vector<std::optional<std::string>> records = finished(shards.size());
         for (std::size_t i = 0; i < sections_.size(); ++i) {
-            const auto own = shards_of(sections_[i]);
-            PERCHERON_ASSIGN(const auto record, folder_.record(i));
-            if (record) {
+            if (records[i]) {
                 for (const PlannedWeight& weight : sections_[i])
                     count(weight);
-                add(i, SectionAccount::of_text(*record));
+                add(i, SectionAccount::of_text(*records[i]));
             } else {
-                PERCHERON_ASSIGN(SectionAccount account, write_section(i, shards.size(), own));
-                PERCHERON_TRY(folder_.write_record(i, account.to_text()));
+                const auto own = std::span(shards).subspan(first_shards[i],
+                                                           first_shards[i + 1] - first_shards[i]);
+                PERCHERON_ASSIGN(SectionAccount account, write_section(i, first_shards[i], own));
+                PERCHERON_TRY(write_record(i, account, first_shards[i], own.size()));
                 add(i, account);
             }
             // The streams in front of a finished layer are of no more use.
             if (i > 0) remove(files_.streams(i - 1));
-            shards.insert(shards.end(), own.begin(), own.end());
         }
         PERCHERON_TRY(folder_.publish(shards, options_.shard_limit));
         for (const auto& [name, error] : errors_) {
@@ -185,6 +193,32 @@ class Quantizer {
         fs::remove(path, ignored);
     }
 
+    // Records of the sections that need not be done.  One whose layer's streams are gone though
+    // the layer is to be done is done again, and so, back to the first, is what that needs.
+    std::vector<std::optional<std::string>> finished(std::size_t all_shards) const {
+        std::vector<std::optional<std::string>> records;
+        for (std::size_t i = 0; i < sections_.size(); ++i)
+            records.push_back(folder_.record(i, all_shards));
+        if (!network_) return records;
+        const model::ModelConfig& config = model_.config();
+        for (std::size_t i = config.layers() + config.mtp_layers; i > 0; --i) {
+            if (i >= sections_.size() || records[i] || !records[i - 1]) continue;
+            if (!folder_.holds(i - 1, files_.streams(i - 1))) records[i - 1].reset();
+        }
+        return records;
+    }
+
+    Status write_record(std::size_t index, const SectionAccount& account, std::size_t first_shard,
+                        std::size_t shards) {
+        std::vector<fs::path> files;
+        for (std::size_t i = 0; i < shards; ++i)
+            files.push_back(folder_.part(first_shard + i));
+        std::error_code error;
+        if (network_ && fs::exists(files_.streams(index), error))
+            files.push_back(files_.streams(index));
+        return folder_.write_record(index, account.to_text(), files);
+    }
+
     static Bytes source_bytes(const PlannedWeight& weight) {
         Bytes bytes = 0;
         for (const checkpoint::TensorPlace& place : weight.source.all())
@@ -205,7 +239,7 @@ class Quantizer {
     }
 
     Result<SectionAccount> write_section(std::size_t index, std::size_t first_shard,
-                                         const std::vector<std::vector<TensorHeader>>& shards) {
+                                         std::span<const std::vector<TensorHeader>> shards) {
         const std::span<const PlannedWeight> section = sections_[index];
         SectionAccount account;
         PackedWeights packed;

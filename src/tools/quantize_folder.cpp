@@ -1,10 +1,16 @@
 #include "tools/quantize_folder.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <string_view>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "core/checksum.h"
 #include "core/files.h"
+#include "core/logging.h"
 #include "tools/checkpoint_folder.h"
 
 namespace percheron::tools {
@@ -44,6 +50,51 @@ Bytes bytes_below(const fs::path& folder) {
         if (!gone) total += size;
     }
     return total;
+}
+
+std::string in_hex(std::uint64_t number) {
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(number));
+    return text;
+}
+
+std::string checksum_of(std::string_view text) {
+    return in_hex(checksum(std::as_bytes(std::span(text))));
+}
+
+// Size and checksum of a whole file.
+Result<std::pair<Bytes, std::string>> sum_of(const fs::path& path) {
+    PERCHERON_ASSIGN(const FileReader file, FileReader::open(path));
+    std::vector<std::byte> block(std::size_t{4} << 20);
+    std::uint64_t sum = 0;
+    for (Bytes at = 0; at < file.size(); at += block.size()) {
+        const auto piece = std::span(block).first(std::min<Bytes>(block.size(), file.size() - at));
+        PERCHERON_TRY(file.read_at(at, piece));
+        sum = checksum(piece, sum);
+    }
+    return std::pair(file.size(), in_hex(sum));
+}
+
+// A record is the checksum of what follows in its first line, then
+//   {"account": TEXT, "files": {NAME: [SIZE, CHECKSUM], ...}}
+// Null: there is no record or it is damaged.
+Json read_record(const fs::path& path) {
+    const auto text = read_text_file(path, largest_manifest);
+    if (!text.ok()) return {};
+    const std::size_t line = text->find('\n');
+    if (line == std::string::npos) return {};
+    const std::string_view body = std::string_view(*text).substr(line + 1);
+    if (text->substr(0, line) != checksum_of(body)) return {};
+    Json record = Json::parse(body, nullptr, false);
+    const bool whole = record.is_object() && record.contains("account") &&
+                       record["account"].is_string() && record.contains("files") &&
+                       record["files"].is_object();
+    return whole ? record : Json();
+}
+
+bool is_as_left(const fs::path& path, const Json& left) {
+    const auto sum = sum_of(path);
+    return sum.ok() && left == Json{sum->first, sum->second};
 }
 
 }  // namespace
@@ -89,15 +140,44 @@ fs::path QuantizeFolder::record_path(std::size_t section) const {
     return state_ / ("section-" + std::to_string(section) + ".json");
 }
 
-Result<std::optional<std::string>> QuantizeFolder::record(std::size_t section) const {
+std::optional<std::string> QuantizeFolder::record(std::size_t section,
+                                                  std::size_t all_parts) const {
+    const fs::path path = record_path(section);
     std::error_code error;
-    if (!fs::exists(record_path(section), error)) return std::optional<std::string>();
-    PERCHERON_ASSIGN(std::string text, read_text_file(record_path(section), largest_manifest));
-    return std::optional<std::string>(std::move(text));
+    if (!fs::exists(path, error)) return std::nullopt;
+    const auto damaged = [](const fs::path& file) {
+        log_warning(file.string() + " is not as it was left; what it belongs to is done again");
+        return std::nullopt;
+    };
+    const Json record = read_record(path);
+    if (record.is_null()) return damaged(path);
+    for (const auto& [name, left] : record["files"].items()) {
+        std::size_t number = 0;
+        if (std::sscanf(name.c_str(), "part-%zu", &number) != 1) continue;
+        const fs::path final_path = out_ / checkpoint::shard_name(number, all_parts);
+        const bool is_named = !fs::exists(part(number), error) && fs::exists(final_path, error);
+        const fs::path at = is_named ? final_path : part(number);
+        if (!is_as_left(at, left)) return damaged(at);
+    }
+    return record["account"].get<std::string>();
 }
 
-Status QuantizeFolder::write_record(std::size_t section, const std::string& record) {
-    return write_text_file(record_path(section), record);
+bool QuantizeFolder::holds(std::size_t section, const fs::path& file) const {
+    const Json record = read_record(record_path(section));
+    const std::string name = file.filename().string();
+    return !record.is_null() && record["files"].contains(name) &&
+           is_as_left(file, record["files"][name]);
+}
+
+Status QuantizeFolder::write_record(std::size_t section, const std::string& account,
+                                    std::span<const fs::path> files) {
+    Json record = {{"account", account}, {"files", Json::object()}};
+    for (const fs::path& file : files) {
+        PERCHERON_ASSIGN(const auto sum, sum_of(file));
+        record["files"][file.filename().string()] = {sum.first, sum.second};
+    }
+    const std::string body = record.dump() + "\n";
+    return write_text_file(record_path(section), checksum_of(body) + "\n" + body);
 }
 
 Status QuantizeFolder::publish(const std::vector<std::vector<TensorHeader>>& shards, Bytes limit) {

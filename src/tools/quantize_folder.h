@@ -4,13 +4,16 @@
 //   lock               whose it is now: one run at a time
 //   run.json           what is being done; another run does not go on from here
 //   part-00007         a shard, complete
-//   section-2.json     the section's parts and everything before them are complete
+//   section-2.json     the section's account, and size and checksum of every file that it left
 //   streams-2, …       activations of the calibration (quantize_layers.h)
+//
+// A section of which anything is not as its record says, the record included, is done again.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,9 +35,15 @@ class QuantizeFolder {
     const std::filesystem::path& state() const { return state_; }
     std::filesystem::path part(std::size_t shard) const;
 
-    // The record of a finished section.
-    Result<std::optional<std::string>> record(std::size_t section) const;
-    Status write_record(std::size_t section, const std::string& record);
+    // What write_record() was given, where the record and the section's parts, `all_parts` being
+    // those of the whole run, are as they were left.  Absent: the section is to be done; a warning
+    // says what was damaged.
+    std::optional<std::string> record(std::size_t section, std::size_t all_parts) const;
+    // Whether a file that the section left in state() beside its parts is as it was left.
+    bool holds(std::size_t section, const std::filesystem::path& file) const;
+    // The section is done and left these files in state(), those of part() among them.
+    Status write_record(std::size_t section, const std::string& account,
+                        std::span<const std::filesystem::path> files);
 
     // Gives the parts their final names, or joins them into model.safetensors if `limit` bytes are
     // enough for all; writes the index of several.  May be repeated after a stop.

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <random>
@@ -15,6 +17,7 @@
 #include "core/files.h"
 #include "model/network.h"
 #include "ops/cpu/cpu_backend.h"
+#include "support/quiet_log.h"
 #include "tools/calibration_pictures.h"
 #include "tools/quality_card.h"
 #include "tools/quantize.h"
@@ -360,6 +363,125 @@ TEST_F(CalibratedQuantize, AStoppedRunGoesOnToTheSameBytes) {
             EXPECT_EQ(content(out(name)), expected) << name;
         }
     }
+}
+
+// Whatever happened meanwhile to the files of a run that was stopped, in the middle, or when all
+// shards had their names: it is noticed, what it belongs to is done again, and the bytes are those
+// of a run that was not stopped.
+TEST_F(CalibratedQuantize, AStoppedRunTrustsNoFileThatIsNotAsItWasLeft) {
+    const tests::QuietLog quiet;
+    testing::GTEST_FLAG(death_test_style) = "fast";
+    write(model_of(14, 3));
+    std::mt19937_64 random(21);
+    const auto damage = [&](const fs::path& file, std::size_t kind) {
+        std::string bytes = read_text_file(file, Bytes{1} << 30).value();
+        switch (kind) {
+            case 0:
+                bytes.clear();
+                break;
+            case 1:
+                bytes.resize(random() % bytes.size());
+                break;
+            case 2:
+                bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+                break;
+            case 3:
+                bytes = "[]";
+                break;
+            case 4:
+                bytes += "{}";
+                break;
+            default:
+                EXPECT_TRUE(fs::remove(file));
+                return;
+        }
+        std::ofstream(file, std::ios::binary) << bytes;
+    };
+    std::map<std::string, std::size_t> damaged;  // by kind of file
+    for (const bool calibrated : {true, false}) {
+        for (const bool sharded : {false, true}) {
+            QuantizeOptions options;
+            if (calibrated) options = options_of(random_texts(15, 3, 80));
+            options.shard_limit = sharded ? 200'000 : Bytes{5} << 30;
+            const std::string name = std::string(calibrated ? "c" : "n") + (sharded ? "s" : "j");
+            std::size_t calls = 0;
+            options.progress = [&](Bytes, Bytes) { ++calls; };
+            run(options, name);
+            options.progress = {};
+            const auto expected = content(out(name));
+            for (const bool behind_the_weights : {false, true}) {
+                const std::string left = name + (behind_the_weights ? " behind" : " amid");
+                if (behind_the_weights) {
+                    QuantizeOptions stopped = options;
+                    stopped.finish = [](const QuantizeReport&) {
+                        return Status(Error(ErrorCode::io, "no room for the card"));
+                    };
+                    EXPECT_FALSE(quantize(source(), out(left), stopped).ok());
+                } else {
+                    EXPECT_EXIT(
+                        {
+                            std::size_t done = 0;
+                            QuantizeOptions stopped = options;
+                            stopped.progress = [&](Bytes, Bytes) {
+                                if (++done == calls * 2 / 3) std::_Exit(7);
+                            };
+                            (void)quantize(source(), out(left), stopped);
+                            std::_Exit(0);
+                        },
+                        testing::ExitedWithCode(7), "");
+                }
+                std::vector<fs::path> files;
+                for (const auto& entry : fs::recursive_directory_iterator(out(left))) {
+                    const std::string file = entry.path().filename();
+                    const bool of_the_run =
+                        file.starts_with("section-") || file.starts_with("part-") ||
+                        file.starts_with("streams-") || file.starts_with("model-000");
+                    if (of_the_run) files.push_back(fs::relative(entry.path(), out(left)));
+                }
+                ASSERT_GT(files.size(), 2u);
+                std::sort(files.begin(), files.end());
+                const std::string trial = "trial";
+                // Each kind of damage, to files of every kind in turn; at last to all at once.
+                for (std::size_t i = random() % 2; i < files.size() + 2; i += 2) {
+                    fs::copy(out(left), out(trial), fs::copy_options::recursive);
+                    std::string what;
+                    for (std::size_t k = 0; k < files.size(); ++k) {
+                        if (i < files.size() && k != i) continue;
+                        const std::size_t kind = random() % 6;
+                        damage(out(trial) / files[k], kind);
+                        what += " " + files[k].string() + ":" + std::to_string(kind);
+                        const std::string file = files[k].filename();
+                        ++damaged[file.substr(0, file.find('-'))];
+                    }
+                    const auto report = quantize(source(), out(trial), options);
+                    ASSERT_TRUE(report.ok()) << left << what << report.error().message();
+                    ASSERT_EQ(content(out(trial)), expected) << left << what;
+                    fs::remove_all(out(trial));
+                }
+            }
+        }
+    }
+    for (const char* kind : {"section", "part", "streams", "model"})
+        EXPECT_GT(damaged[kind], 3u) << kind;
+}
+
+// The source is another than it was: nothing of the run before is used.
+TEST_F(CalibratedQuantize, AStoppedRunDoesNotGoOnFromOtherWeights) {
+    const SmallModel model = model_of(14, 3);
+    write(model);
+    QuantizeOptions options = options_of(random_texts(15, 3, 80));
+    options.finish = [](const QuantizeReport&) { return Status(Error(ErrorCode::io, "stopped")); };
+    EXPECT_FALSE(quantize(source(), out("out"), options).ok());
+    options.finish = {};
+    for (const auto& entry : fs::directory_iterator(source())) {
+        if (entry.path().extension() != ".safetensors") continue;
+        const auto before = fs::last_write_time(entry.path());
+        fs::last_write_time(entry.path(), before + std::chrono::seconds(1));
+        EXPECT_THAT(refusal(options, "out"),
+                    AllOf(HasSubstr("unfinished run"), HasSubstr("files of MODEL")));
+        fs::last_write_time(entry.path(), before);
+    }
+    EXPECT_EQ(refusal(options, "out"), "");
 }
 
 // The card of a large model takes hours: a run that was stopped while it was measured comes back to
