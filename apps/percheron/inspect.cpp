@@ -45,7 +45,8 @@ void print_json(const Inventory& inventory) {
     json["disagreements"] = nlohmann::ordered_json::array();
     for (const checkpoint::Disagreement& disagreement : inventory.disagreements) {
         json["disagreements"].push_back(
-            {{"what", disagreement.what},
+            {{"config", disagreement.config},
+             {"what", disagreement.what},
              {"weights", disagreement.weights.size()},
              {"names", checkpoint::folded_names(disagreement.weights)}});
     }
@@ -80,8 +81,12 @@ void print_table(const std::string& folder, const Inventory& inventory) {
     for (const std::string& name : inventory.unclassified) {
         std::printf("  %s\n", visible_text(name).c_str());
     }
-    if (!inventory.disagreements.empty()) std::printf("\nquantization_config is wrong about\n");
+    std::string_view config;
     for (const checkpoint::Disagreement& disagreement : inventory.disagreements) {
+        if (disagreement.config != config) {
+            config = disagreement.config;
+            std::printf("\n%s is wrong about\n", disagreement.config.c_str());
+        }
         std::printf("  %zu %s\n", disagreement.weights.size(),
                     visible_text(disagreement.what).c_str());
         for (const std::string& name : checkpoint::folded_names(disagreement.weights))

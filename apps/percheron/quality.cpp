@@ -43,6 +43,15 @@ Status run(const Arguments& arguments) {
     PERCHERON_ASSIGN(
         const auto texts,
         tools::read_calibration(arguments.texts, source, config.vocabulary, arguments.limits));
+    if (const std::size_t seen = tools::texts_among(tools::calibration_marks(model), texts);
+        arguments.card && seen > 0) {
+        return Error(
+            ErrorCode::invalid_argument,
+            fmt::format("--texts {}: {} of its {} texts are among those that {} was calibrated "
+                        "with, and would say nothing about others; leave them out, or leave "
+                        "out --card",
+                        arguments.texts, seen, texts.size(), arguments.model));
+    }
     tools::QualityCard card;
     card.command = command_line();
     card.source = arguments.against;

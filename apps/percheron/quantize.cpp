@@ -85,8 +85,9 @@ void print_report(const tools::QuantizeReport& report, const std::string& out) {
         }
     }
     if (!report.layers.empty()) {
-        std::printf("\n%zu texts of %zu tokens; errors of the matrices' outputs on them:\n",
-                    report.calibration_texts, report.calibration_tokens);
+        std::printf("\n%zu text%s of %zu tokens; errors of the matrices' outputs on them:\n",
+                    report.calibration_texts, report.calibration_texts == 1 ? "" : "s",
+                    report.calibration_tokens);
         std::printf("%5s %8s %12s %12s %22s\n", "layer", "matrices", "error", "to nearest",
                     "rows of an expert");
     }
@@ -151,7 +152,10 @@ Status quantize(const Arguments& arguments, tools::QuantizeOptions options) {
         card.source_bytes = report.source_bytes;
         card.report = &report;
         card.format = arguments.format;
-        card.method = options.calibration ? "gptq" : "rtn";
+        std::size_t matrices = 0;
+        for (const tools::QuantizeReport::Layer& layer : report.layers)
+            matrices += layer.matrices;
+        card.method = matrices > 0 ? "gptq" : "rtn";
         if (!held_out.empty()) {
             card.texts = arguments.held_out;
             PERCHERON_ASSIGN(card.quality, measure_quality(model, arguments.out, held_out, "auto",

@@ -33,6 +33,13 @@ void Checkpoint::examine() {
                                     file.tensors().size()});
     }
     const bool shards_are_sound = problems.empty();
+    std::error_code error;
+    if (std::filesystem::exists(folder_ / "model.safetensors", error) &&
+        std::filesystem::exists(folder_ / "model.safetensors.index.json", error)) {
+        inventory_.warnings.push_back(
+            "model.safetensors is read, and model.safetensors.index.json beside it is not; remove "
+            "the one that is not meant");
+    }
     auto config = read_config(folder_);
     if (!config.ok()) {
         problems.insert(problems.begin(), config.error());
@@ -41,14 +48,14 @@ void Checkpoint::examine() {
     config_ = std::move(config).value();
     // With a shard missing every tensor in it would be reported as missing too.
     if (!shards_are_sound) return;
-    auto claim = read_quantization_config(folder_);
-    if (!claim.ok()) {
-        inventory_.warnings.push_back(claim.error().message() + "; the files decide");
-        QuantizationConfig silent;
-        silent.silent = true;
-        claim = std::optional(std::move(silent));
+    auto claims = read_quantization_configs(folder_);
+    if (!claims.ok()) {
+        inventory_.warnings.push_back(claims.error().message() + "; the files decide");
+        std::vector<QuantizationConfig> silent(1);
+        silent.front().silent = true;
+        claims = std::move(silent);
     }
-    examine_tensors(shards_, config_, *claim, inventory_);
+    examine_tensors(shards_, config_, *claims, inventory_);
 }
 
 void Checkpoint::examine_values() {

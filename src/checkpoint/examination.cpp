@@ -109,14 +109,15 @@ class Examination {
 // Holds what is stored to what a config says.
 class Comparison {
   public:
-    Comparison(const QuantizationConfig& claim, Inventory& inventory)
-        : claim_(claim), inventory_(inventory) {}
+    // `counts`: exempt weights are counted by this description.
+    Comparison(const QuantizationConfig& claim, bool counts, Inventory& inventory)
+        : claim_(claim), counts_(counts), inventory_(inventory) {}
 
     void take(const StoredMatrix& matrix) {
         const bool exempt = names(claim_.exempt, matrix.stem);
         const ClaimedGroup* const group = exempt ? nullptr : group_of(matrix);
         if (!matrix.quantised && exempt) {
-            inventory_.ignored.push_back(matrix.stem);
+            if (counts_) inventory_.ignored.push_back(matrix.stem);
         } else if (!matrix.quantised && group != nullptr) {
             note("stored as " + std::string(matrix.form) + " but not exempt", matrix);
         } else if (matrix.quantised && exempt) {
@@ -124,20 +125,40 @@ class Comparison {
         } else if (matrix.quantised && group == nullptr) {
             note("stored as " + std::string(matrix.form) + " but no target", matrix);
         } else if (matrix.quantised) {
-            const std::string wrong = contradiction(*group, matrix.form);
-            if (wrong.empty()) return;
-            note("stored as " + std::string(matrix.form) + ", where " + group->name + " says " +
-                     wrong,
-                 matrix);
+            compare(matrix, *group);
         }
     }
 
     void finish() {
+        for (const std::string& oddity : claim_.oddities) {
+            if (&oddity - claim_.oddities.data() == most_disagreements) break;
+            inventory_.warnings.push_back(claim_.name + ": " + oddity + "; the files decide");
+        }
         for (const std::string& complaint : budget_.complaints())
             inventory_.warnings.push_back(claim_.name + ": " + complaint + "; the files decide");
     }
 
   private:
+    void compare(const StoredMatrix& matrix, const ClaimedGroup& group) {
+        const auto stored = [&](const ClaimedGroup& where, const std::string& rest) {
+            note("stored as " + std::string(matrix.form) + ", where " + where.name + rest, matrix);
+        };
+        if (const std::string wrong = contradiction(group, matrix.form); !wrong.empty()) {
+            stored(group, " says " + wrong);
+        } else if (const std::string unsaid = silence(group, matrix.form); !unsaid.empty()) {
+            stored(group, " does not say " + unsaid);
+        }
+        // Others that name it in the same way: who reads them may take the last one.
+        const bool named = names(group.targets, matrix.stem);
+        for (const ClaimedGroup& other : claim_.groups) {
+            if (&other == &group || budget_.exhausted()) continue;
+            const std::string wrong = contradiction(other, matrix.form);
+            if (wrong.empty()) continue;
+            if (named ? names(other.targets, matrix.stem) : other.targets.every_linear())
+                stored(other, ", which names it too, says " + wrong);
+        }
+    }
+
     // Whether a list names the weight, or each of the pieces that a converter may have made of it.
     bool names(const ModuleList& list, const std::string& stem) {
         if (list.contains(stem, budget_)) return true;
@@ -160,18 +181,20 @@ class Comparison {
 
     void note(std::string what, const StoredMatrix& matrix) {
         std::vector<Disagreement>& all = inventory_.disagreements;
-        auto place = std::find_if(all.begin(), all.end(),
-                                  [&](const Disagreement& one) { return one.what == what; });
+        auto place = std::find_if(all.begin(), all.end(), [&](const Disagreement& one) {
+            return one.config == claim_.name && one.what == what;
+        });
         if (place == all.end() && all.size() >= most_disagreements) {
             what = "stored otherwise than described in yet other ways";
             place = std::prev(all.end());
             if (place->what != what) place = all.end();
         }
-        if (place == all.end()) place = all.insert(all.end(), {std::move(what), {}});
+        if (place == all.end()) place = all.insert(all.end(), {claim_.name, std::move(what), {}});
         place->weights.push_back(matrix.stem);
     }
 
     const QuantizationConfig& claim_;
+    const bool counts_;
     Inventory& inventory_;
     MatchBudget budget_;
 };
@@ -182,6 +205,7 @@ void find_unsaid(const std::vector<StoredMatrix>& matrices, Inventory& inventory
     for (const StoredMatrix& matrix : matrices) {
         if (!matrix.quantised) continue;
         Disagreement& form = forms[matrix.form];
+        form.config = "quantization_config";
         form.what = "stored as " + std::string(matrix.form) + ", but there is none";
         form.weights.push_back(matrix.stem);
     }
@@ -189,12 +213,12 @@ void find_unsaid(const std::vector<StoredMatrix>& matrices, Inventory& inventory
         inventory.disagreements.push_back(std::move(form));
 }
 
-void compare(const std::vector<StoredMatrix>& matrices,
-             const std::optional<QuantizationConfig>& claim, Inventory& inventory) {
-    if (!claim) {
-        find_unsaid(matrices, inventory);
-    } else if (!claim->silent) {
-        Comparison comparison(*claim, inventory);
+void compare(const std::vector<StoredMatrix>& matrices, std::span<const QuantizationConfig> claims,
+             Inventory& inventory) {
+    if (claims.empty()) find_unsaid(matrices, inventory);
+    for (const QuantizationConfig& claim : claims) {
+        if (claim.silent) continue;
+        Comparison comparison(claim, &claim == claims.data(), inventory);
         for (const StoredMatrix& matrix : matrices)
             comparison.take(matrix);
         comparison.finish();
@@ -238,7 +262,7 @@ bool known_but_unused(std::string_view canonical) {
 }  // namespace
 
 void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
-                     const std::optional<QuantizationConfig>& claim, Inventory& inventory) {
+                     std::span<const QuantizationConfig> claims, Inventory& inventory) {
     Examination examination(shards, inventory);
     examination.take(outer_tensors(config));
     for (std::size_t i = 0; i < config.layers() && !examination.full(); ++i) {
@@ -268,8 +292,9 @@ void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
     inventory.vision = config.has_vision;
     if (config.has_vision) examination.take(vision_tensors(config.vision));
 
-    compare(examination.matrices(), claim, inventory);
-    if (claim) find_missing(shards, *claim, inventory);
+    compare(examination.matrices(), claims, inventory);
+    for (const QuantizationConfig& claim : claims)
+        find_missing(shards, claim, inventory);
 
     for (const auto& [name, place] : shards.tensors()) {
         if (examination.taken(name)) continue;

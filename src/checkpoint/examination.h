@@ -1,7 +1,7 @@
 // Compares the tensors of a folder with what its configuration needs.
 #pragma once
 
-#include <optional>
+#include <span>
 
 #include "checkpoint/inventory.h"
 #include "checkpoint/quantization_config.h"
@@ -11,9 +11,10 @@
 namespace percheron::checkpoint {
 
 // Fills formats, parts, unclassified, mtp, vision, warnings and problems of `inventory`, and sets
-// config.mtp_layers and config.has_vision to what is stored.  `claim` is what the config files say
-// about formats; it fills `ignored`, `disagreements` and `warnings` and changes nothing else.
+// config.mtp_layers and config.has_vision to what is stored.  `claims` are what the config files
+// say about formats; they fill `ignored` (the first), `disagreements` and `warnings` and change
+// nothing else.
 void examine_tensors(const ShardSet& shards, model::ModelConfig& config,
-                     const std::optional<QuantizationConfig>& claim, Inventory& inventory);
+                     std::span<const QuantizationConfig> claims, Inventory& inventory);
 
 }  // namespace percheron::checkpoint

@@ -101,8 +101,8 @@ std::vector<std::string> folded_names(const std::vector<std::string>& names) {
 
 std::string sentence(const Disagreement& disagreement) {
     const std::size_t count = disagreement.weights.size();
-    std::string text =
-        "quantization_config: " + std::to_string(count) + (count == 1 ? " weight " : " weights ");
+    std::string text = disagreement.config + ": " + std::to_string(count) +
+                       (count == 1 ? " weight " : " weights ");
     text += disagreement.what + ": ";
     const char* comma = "";
     for (const std::string& name : folded_names(disagreement.weights)) {

@@ -24,6 +24,7 @@ struct FormatTally {
 
 // Weights that a config describes otherwise than they are stored, in one way.
 struct Disagreement {
+    std::string config;                // "quantization_config", or a file's name
     std::string what;                  // "stored as bf16 but not exempt"
     std::vector<std::string> weights;  // stems, in the network's order
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 // The eight-bit functions of PCRE2 are used; the header wants to be told before.
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -51,6 +52,64 @@ bool matches_pattern(std::string_view pattern, std::string_view text, std::uint6
     return rest == std::string_view::npos;
 }
 
+// Characters that stand next to each other in whatever the expression matches: the longest such run
+// that is easily seen, outside of groups and without what may be left out.  Empty: none is.
+std::string needed_text(std::string_view expression) {
+    if (expression.find('|') != std::string_view::npos ||
+        expression.find("(?") != std::string_view::npos ||
+        expression.find("(*") != std::string_view::npos ||
+        expression.find("\\Q") != std::string_view::npos) {
+        return {};
+    }
+    std::string longest, run;
+    const auto end_run = [&] {
+        if (run.size() > longest.size()) longest = run;
+        run.clear();
+    };
+    std::size_t depth = 0;
+    for (std::size_t i = 0; i < expression.size(); ++i) {
+        char c = expression[i];
+        bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-';
+        if (c == '\\') {
+            if (++i == expression.size()) return {};
+            c = expression[i];
+            // Other letters behind a backslash are classes, places or references, and may take
+            // more characters with them.
+            const bool is_class = std::string_view("dwsDWS").find(c) != std::string_view::npos;
+            plain = std::ispunct(static_cast<unsigned char>(c)) != 0;
+            if (!plain && !is_class) return {};
+        } else if (c == '[') {
+            // A bracket that comes first, or behind '^', is a member.
+            std::size_t at = i + 1;
+            if (at < expression.size() && expression[at] == '^') ++at;
+            for (++at; at < expression.size() && expression[at] != ']'; ++at) {
+                if (expression[at] == '\\' || expression[at] == '[') return {};
+            }
+            if (at >= expression.size() || expression[i + 1] == '\\') return {};
+            i = at;
+        } else if (c == '(') {
+            ++depth;
+        } else if (c == ')') {
+            if (depth == 0) return {};
+            --depth;
+        } else if (c == '*' || c == '?' || c == '{') {
+            if (!run.empty()) run.pop_back();
+            end_run();
+            if (c != '{') continue;
+            i = expression.find('}', i);
+            if (i == std::string_view::npos) return {};
+            continue;
+        }
+        if (!plain || depth > 0) {
+            end_run();
+        } else {
+            run += c;
+        }
+    }
+    end_run();
+    return longest;
+}
+
 }  // namespace
 
 std::string shortened(std::string_view entry) {
@@ -84,6 +143,7 @@ std::vector<std::string> MatchBudget::complaints() const {
 struct ModuleList::Expression {
     Expression(std::string_view entry, pcre2_code* compiled)
         : text(entry),
+          needed(needed_text(entry.substr(expression_prefix.size()))),
           code(compiled),
           limits(pcre2_match_context_create(nullptr)),
           result(pcre2_match_data_create(1, nullptr)) {
@@ -109,17 +169,22 @@ struct ModuleList::Expression {
     }
 
     bool matches(const std::string& name, MatchBudget& budget) const {
+        if (!budget.spend(1 + needed.size() / 16)) return false;
+        if (name.find(needed) == std::string::npos) return false;
         if (!budget.spend(1 + text.size() / 16) || budget.given_up().contains(text)) return false;
         steps.taken = 0;
         steps.most = std::min(budget.left(), MatchBudget::steps_of_a_match);
         const int found = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(name.data()), name.size(),
                                       0, PCRE2_ANCHORED, result, limits);
         budget.spend(steps.taken);
-        if (found < 0 && found != PCRE2_ERROR_NOMATCH) budget.give_up(text);
+        // With less left than any match may take, it is not this one that took it.
+        const bool too_long = found < 0 && found != PCRE2_ERROR_NOMATCH;
+        if (too_long && !budget.exhausted()) budget.give_up(text);
         return found >= 0;
     }
 
     std::string text;
+    std::string needed;  // whatever matches has it
     pcre2_code* code;
     pcre2_match_context* limits;
     pcre2_match_data* result;

@@ -27,8 +27,8 @@ namespace percheron::checkpoint {
 // given up: from then on it names nothing.  Once nothing is left, no entry names anything.
 class MatchBudget {
   public:
-    // Seconds; some 40 expressions over all weights of the published model take as many.
-    static constexpr std::uint64_t default_steps = 300'000'000;
+    // A few seconds; some 40 expressions over all weights of the published model take a tenth.
+    static constexpr std::uint64_t default_steps = 100'000'000;
     static constexpr std::uint64_t steps_of_a_match = 100'000;
 
     explicit MatchBudget(std::uint64_t steps = default_steps) : left_(steps) {}

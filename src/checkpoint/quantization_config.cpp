@@ -1,5 +1,6 @@
 #include "checkpoint/quantization_config.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -74,6 +75,11 @@ const std::map<std::string, Truths, std::less<>>& truths() {
     return all;
 }
 
+// Methods whose own configs have no config_groups.
+bool is_of_plain_configs(const OrderedJson& method) {
+    return method == "gptq" || method == "awq" || method == "auto-round" || method == "fp8";
+}
+
 std::string value_text(const OrderedJson& value) {
     return shortened(value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
@@ -107,14 +113,25 @@ OrderedJson common_claims(const Json& json) {
     return says;
 }
 
-Result<std::vector<ClaimedGroup>> read_groups(const Json& json) {
+Result<std::vector<ClaimedGroup>> read_groups(const Json& json, QuantizationConfig& config) {
     std::vector<ClaimedGroup> groups;
-    const Json listed = json.value("config_groups", Json::object());
-    if (!listed.is_object()) return groups;
-    for (const auto& [name, entry] : listed.items()) {
-        if (!entry.is_object()) continue;
+    const auto listed = json.find("config_groups");
+    if (listed == json.end()) return groups;
+    if (!listed->is_object() || listed->empty()) {
+        config.oddities.push_back("config_groups " + value_text(OrderedJson(*listed)) +
+                                  " describes nothing");
+        return groups;
+    }
+    for (const auto& [name, entry] : listed->items()) {
+        const std::string place = "config_groups." + shortened(name);
+        if (!entry.is_object()) {
+            config.oddities.push_back(place + " " + value_text(OrderedJson(entry)) +
+                                      " describes nothing");
+            continue;
+        }
         ClaimedGroup& group = groups.emplace_back();
-        group.name = "config_groups." + shortened(name);
+        group.name = place;
+        group.of_config_groups = true;
         group.says = common_claims(json);
         copy_fields(json, {"format"}, group.says);
         const OrderedJson& format = group.says.value("format", OrderedJson());
@@ -133,7 +150,11 @@ Result<std::vector<ClaimedGroup>> read_groups(const Json& json) {
             targets != entry.end() && targets->is_array()) {
             PERCHERON_TRY(add_all(*targets, group.targets));
         }
-        if (group.targets.empty()) PERCHERON_TRY(group.targets.add("Linear"));
+        if (group.targets.empty()) {
+            config.oddities.push_back(place +
+                                      " names no targets and is taken for all linear layers");
+            PERCHERON_TRY(group.targets.add("Linear"));
+        }
     }
     return groups;
 }
@@ -189,7 +210,7 @@ Result<QuantizationConfig> read_claim(const Json& json, const std::string& name)
         }
         PERCHERON_TRY(add_all(*list, config.exempt));
     }
-    PERCHERON_ASSIGN(config.groups, read_groups(json));
+    PERCHERON_ASSIGN(config.groups, read_groups(json, config));
     if (config.groups.empty()) {
         PERCHERON_ASSIGN(config.groups, read_quantized_layers(json));
     }
@@ -197,6 +218,8 @@ Result<QuantizationConfig> read_claim(const Json& json, const std::string& name)
         PERCHERON_ASSIGN(ClaimedGroup all, read_plain_claim(json, name));
         config.groups.push_back(std::move(all));
     }
+    for (ClaimedGroup& group : config.groups)
+        group.names_a_method = name == "quantization_config";
     return config;
 }
 
@@ -254,23 +277,60 @@ std::string contradiction(const ClaimedGroup& group, std::string_view form) {
         bool so = false;
         for (const OrderedJson& accepted : truth->second)
             so = so || accepted == value;
+        // A method without groups of its own is not what a config with groups was written by.
+        if (field == "quant_method" && group.of_config_groups)
+            so = so && !is_of_plain_configs(value);
         if (!so) text += (text.empty() ? "" : ", ") + field + " " + value_text(value);
     }
     return text;
 }
 
-Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::path& folder) {
+std::string silence(const ClaimedGroup& group, std::string_view form) {
+    const auto says = [&](std::initializer_list<const char*> fields) {
+        return std::any_of(fields.begin(), fields.end(),
+                           [&](const char* field) { return group.says.contains(field); });
+    };
+    const OrderedJson method = group.says.value("quant_method", OrderedJson());
+    const bool modelopt = method.is_null() ||
+                          (method.is_string() && method.get<std::string>().starts_with("modelopt"));
+    std::string text;
+    const auto need = [&](const char* name, bool said) {
+        if (!said) text += (text.empty() ? "" : ", ") + std::string(name);
+    };
+    need("quant_method", says({"quant_method"}) || !group.names_a_method);
+    if (form == "w4a16") {
+        need(group.of_config_groups ? "num_bits" : "bits",
+             says({"num_bits", "bits", "quant_algo"}));
+        need("group_size", says({"group_size", "quant_algo"}));
+    } else if (form == "nvfp4") {
+        need("quant_algo", !modelopt || says({"quant_algo"}));
+        need("num_bits, type",
+             says({"quant_algo", "format"}) || (says({"num_bits"}) && says({"type"})));
+    } else if (form == compressed_nvfp4) {
+        need("format", says({"format"}) || (says({"num_bits"}) && says({"type"})));
+        need("group_size", says({"group_size"}));
+    } else if (form == "fp8_block") {
+        need(group.of_config_groups ? "num_bits" : "weight_block_size",
+             says({"num_bits", "weight_block_size", "quant_algo"}));
+        need(group.of_config_groups ? "block_structure" : "weight_block_size",
+             says({"block_structure", "weight_block_size", "quant_algo"}));
+    }
+    return text;
+}
+
+Result<std::vector<QuantizationConfig>> read_quantization_configs(const fs::path& folder) {
     std::error_code error;
+    std::vector<QuantizationConfig> found;
     constexpr const char* tensor_storage = "quantization_config.json";
     if (fs::exists(folder / tensor_storage, error)) {
         PERCHERON_ASSIGN(const Json json, read_description(folder / tensor_storage));
         if (is_exl3(json)) {
             auto config = read_tensor_storage(json);
             if (!config.ok()) return config.error().in((folder / tensor_storage).string());
-            return std::optional<QuantizationConfig>(std::move(config).value());
+            found.push_back(std::move(config).value());
+            return found;
         }
     }
-    std::optional<QuantizationConfig> found;
     for (const auto& [file, field] : {std::pair{"config.json", "quantization_config"},
                                       std::pair{"hf_quant_config.json", "quantization"}}) {
         if (!fs::exists(folder / file, error)) continue;
@@ -278,13 +338,13 @@ Result<std::optional<QuantizationConfig>> read_quantization_config(const fs::pat
         const auto claim = json.find(field);
         if (claim == json.end() || claim->is_null()) continue;
         if (is_exl3(*claim)) {  // which names modules in the other file alone
-            found.emplace().silent = true;
+            found.emplace_back().silent = true;
             continue;
         }
         const bool own = field == std::string_view("quantization_config");
         auto config = read_claim(*claim, own ? field : file);
         if (!config.ok()) return config.error().in((folder / file).string() + ": " + field);
-        return std::optional<QuantizationConfig>(std::move(config).value());
+        found.push_back(std::move(config).value());
     }
     return found;
 }

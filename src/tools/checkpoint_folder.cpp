@@ -1,6 +1,8 @@
 #include "tools/checkpoint_folder.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -41,6 +43,7 @@ Status make_output_folder(const fs::path& out, Bytes bytes) {
     if (fs::exists(out, error) && !fs::is_directory(out, error)) {
         return Error(ErrorCode::invalid_argument, out.string() + ": exists and is not a folder");
     }
+    fs::path replaced;
     fs::directory_iterator entries(out, error);
     for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
         const fs::path& path = entries->path();
@@ -50,6 +53,14 @@ Status make_output_folder(const fs::path& out, Bytes bytes) {
                                                           ": there is a checkpoint already; name "
                                                           "another OUT or remove it first");
         }
+        const bool is_companion = std::find(std::begin(companions), std::end(companions),
+                                            path.filename().string()) != std::end(companions);
+        if (is_companion) replaced = path;
+    }
+    if (!replaced.empty()) {
+        return Error(
+            ErrorCode::invalid_argument,
+            replaced.string() + ": would be replaced; name another OUT or remove it first");
     }
     PERCHERON_TRY(check_free_space(out, bytes));
     error.clear();

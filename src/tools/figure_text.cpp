@@ -77,9 +77,12 @@ std::string duration_text(double seconds) {
     return format("%llu d %02llu h", hours / 24, hours % 24);
 }
 
-std::string banded_text(double mean, std::optional<double> band, int decimals, bool sign) {
+std::string banded_text(double mean, std::optional<double> band, int decimals, bool sign,
+                        std::string_view unit) {
     const std::string text = format(sign ? "%+.*f" : "%.*f", decimals, mean);
-    return text + (band ? " ± " + format("%.*f", decimals, *band) : ", no band");
+    const std::string behind(unit);
+    return band ? text + " ± " + format("%.*f", decimals, *band) + behind
+                : text + behind + ", no band";
 }
 
 std::string bytes_text(double bytes) {

@@ -17,9 +17,10 @@ std::string share_text(double share);
 std::string latency_text(double seconds);
 // "9.3 s", "83 s", "12 min", "3 h 05 min", "4 d 02 h"
 std::string duration_text(double seconds);
-// A figure and its noise band, with so many decimals: "0.0082 ± 0.0009", or "0.0082, no band" where
-// a single text or item shows none.
-std::string banded_text(double mean, std::optional<double> band, int decimals, bool sign = false);
+// A figure and its noise band, with so many decimals: "0.0082 ± 0.0009", "95.32 ± 0.84 %", or
+// "0.0082, no band" where a single text or item shows none.
+std::string banded_text(double mean, std::optional<double> band, int decimals, bool sign = false,
+                        std::string_view unit = "");
 // "812 MiB", "1.6 GiB"
 std::string bytes_text(double bytes);
 

@@ -27,6 +27,7 @@ std::size_t likeliest(std::span<const float> logits) {
 
 // Sums over one text's positions.
 struct TextSums {
+    std::size_t same = 0;  // number of the first text that has its ids
     std::size_t positions = 0;
     double kl = 0, agreement = 0, source_loss = 0, loss = 0;
     std::size_t control = 0, control_source = 0, control_found = 0;
@@ -66,12 +67,13 @@ Measured measure(const std::vector<TextSums>& texts, double (*value)(const TextS
     Measured measured;
     if (positions == 0) return measured;
     measured.mean = sum / positions;
-    if (texts.size() < 2) return measured;
+    std::map<std::size_t, double> off;
+    for (const TextSums& text : texts)
+        off[text.same] += value(text) - static_cast<double>(text.positions) * measured.mean;
+    if (off.size() < 2) return measured;
     double squares = 0;
-    for (const TextSums& text : texts) {
-        const double off = value(text) - static_cast<double>(text.positions) * measured.mean;
-        squares += off * off;
-    }
+    for (const auto& [text, by] : off)
+        squares += by * by;
     measured.band = 2 * std::sqrt(squares) / positions;
     return measured;
 }
@@ -217,11 +219,13 @@ Result<std::vector<KindQuality>> compare_quality(const std::vector<CalibrationTe
     std::map<std::string, std::vector<TextSums>> sums;
     std::vector<TextSums> all;
     std::size_t done = 0;
+    std::map<std::vector<TokenId>, std::size_t> firsts;
     for (const CalibrationText& text : texts) {
-        PERCHERON_ASSIGN(const TextSums one, comparison.run(text.ids, [&](std::size_t count) {
+        PERCHERON_ASSIGN(TextSums one, comparison.run(text.ids, [&](std::size_t count) {
             done += count;
             if (options.progress) options.progress(done, total);
         }));
+        one.same = firsts.emplace(text.ids, firsts.size()).first->second;
         if (!sums.contains(text.kind)) kinds.push_back(text.kind);
         sums[text.kind].push_back(one);
         all.push_back(one);

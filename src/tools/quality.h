@@ -7,7 +7,7 @@
 //   loss       mean of -log of the probability of the token that follows, of either model; its
 //              exponential is the perplexity
 // A figure's noise band is two standard errors over texts, each weighted by its positions: twice
-// the root of sum_i n_i^2 (m_i - m)^2 / (sum_i n_i)^2.
+// the root of sum_i n_i^2 (m_i - m)^2 / (sum_i n_i)^2.  Texts of the same ids are one there.
 //
 // Bytes: behind every position, the likeliest token of either model is appended to the text so far.
 // It is broken if what results cannot be continued to valid UTF-8.  `control` counts positions

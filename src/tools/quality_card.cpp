@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string_view>
 
@@ -64,6 +65,10 @@ Json quality_json(const KindQuality& quality) {
             {"positions_of_text", quality.positions_of_text}};
 }
 
+std::string counted(std::size_t count, const char* one) {
+    return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+
 std::string report_markdown(const QuantizeReport& report) {
     std::string text =
         "| stored as | weights | MiB | relative error |\n| --- | --- | --- | --- |\n";
@@ -75,12 +80,11 @@ std::string report_markdown(const QuantizeReport& report) {
                                                 : "as it was");
     }
     if (report.layers.empty()) return text;
-    text += formatted(
-        "\nCalibrated with %zu texts of %zu tokens. Error of the matrices' outputs on them, "
-        "relative "
-        "to the outputs:\n\n| layer | matrices | calibrated | to the nearest | rows of an expert "
-        "|\n| --- | --- | --- | --- | --- |\n",
-        report.calibration_texts, report.calibration_tokens);
+    text += "\nCalibrated with " + counted(report.calibration_texts, "text") + " of " +
+            counted(report.calibration_tokens, "token") +
+            ". Error of the matrices' outputs on them, relative to the outputs:\n\n"
+            "| layer | matrices | calibrated | to the nearest | rows of an expert |\n"
+            "| --- | --- | --- | --- | --- |\n";
     for (const QuantizeReport::Layer& layer : report.layers) {
         std::string rows = "-";
         if (!layer.expert_rows.empty()) {
@@ -114,16 +118,17 @@ std::string quality_markdown(const std::vector<KindQuality>& quality) {
         "| "
         "added loss |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n";
     for (const KindQuality& kind : quality) {
-        text += "| " + in_cell(kind.kind) +
-                formatted(" | %zu | %zu | ", kind.texts, kind.positions) +
-                banded_text(kind.kl.mean, kind.kl.band, 5) + " | " +
-                banded_text(100 * kind.agreement.mean, percent(kind.agreement.band), 2) +
-                formatted(" %% | %.3f | %.3f | ", std::exp(kind.source_loss.mean),
-                          std::exp(kind.loss.mean)) +
-                banded_text(kind.added_loss.mean, kind.added_loss.band, 5, true) + " |\n";
+        text +=
+            "| " + in_cell(kind.kind) + formatted(" | %zu | %zu | ", kind.texts, kind.positions) +
+            banded_text(kind.kl.mean, kind.kl.band, 5) + " | " +
+            banded_text(100 * kind.agreement.mean, percent(kind.agreement.band), 2, false, " %") +
+            formatted(" | %.3f | %.3f | ", std::exp(kind.source_loss.mean),
+                      std::exp(kind.loss.mean)) +
+            banded_text(kind.added_loss.mean, kind.added_loss.band, 5, true) + " |\n";
     }
     text +=
-        "\n± is two standard errors over texts; a single one shows none. Added loss is paired text "
+        "\n± is two standard errors over texts; a single one, or the same one again, shows none. "
+        "Added loss is paired text "
         "by text.\n\n";
     text +=
         "| kind | top tokens that break UTF-8, source | here | control tokens | found by the "
@@ -177,6 +182,21 @@ Json tasks_json(const TaskCard& card) {
             {"against", card.source},
             {"items", card.items},
             {"tasks", std::move(rows)}};
+}
+
+Json in_hex(const std::set<std::uint64_t>& numbers) {
+    Json list = Json::array();
+    for (const std::uint64_t number : numbers)
+        list.push_back(formatted("%016llx", static_cast<unsigned long long>(number)));
+    return list;
+}
+
+void read_hex(const Json& list, std::set<std::uint64_t>& numbers) {
+    if (!list.is_array()) return;
+    for (const Json& entry : list) {
+        if (entry.is_string())
+            numbers.insert(std::strtoull(entry.get<std::string>().c_str(), nullptr, 16));
+    }
 }
 
 // What was measured on texts.
@@ -256,6 +276,11 @@ std::string card_json(const QualityCard& card) {
         }
         json["calibration"] = {{"texts", report.calibration_texts},
                                {"tokens", report.calibration_tokens}};
+        if (!report.calibration_marks.empty()) {
+            json["calibration"]["marks"] = {
+                {"texts", in_hex(report.calibration_marks.wholes)},
+                {"beginnings", in_hex(report.calibration_marks.beginnings)}};
+        }
         json["layers"] = Json::array();
         for (const QuantizeReport::Layer& layer : report.layers) {
             json["layers"].push_back({{"layer", layer.index},
@@ -294,6 +319,19 @@ Status add_quality_to_card(const std::filesystem::path& folder, const QualityCar
         json["texts_command"] = card.command;
         add_texts(json, card);
     });
+}
+
+TextMarks calibration_marks(const std::filesystem::path& folder) {
+    TextMarks marks;
+    const auto stored = text_if_there(folder / "quality.json");
+    if (!stored.ok()) return marks;
+    const Json json = Json::parse(*stored, nullptr, false);
+    const Json calibration = json.is_object() ? json.value("calibration", Json()) : Json();
+    const Json listed = calibration.is_object() ? calibration.value("marks", Json()) : Json();
+    if (!listed.is_object()) return marks;
+    read_hex(listed.value("texts", Json()), marks.wholes);
+    read_hex(listed.value("beginnings", Json()), marks.beginnings);
+    return marks;
 }
 
 Status add_tasks_to_card(const std::filesystem::path& folder, const TaskCard& card) {

@@ -33,6 +33,10 @@ Status write_card(const std::filesystem::path& folder, const QualityCard& card);
 // is no JSON object), io.
 Status add_quality_to_card(const std::filesystem::path& folder, const QualityCard& card);
 
+// Of the texts that the model in `folder` was calibrated with, as its card says; empty without a
+// card that knows.
+TextMarks calibration_marks(const std::filesystem::path& folder);
+
 // Task accuracies of a folder and of its source on the same items.
 struct TaskCard {
     std::string command;  // the exact command line

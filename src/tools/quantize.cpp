@@ -182,6 +182,7 @@ class Quantizer {
         report_.files = report_.bytes <= options_.shard_limit ? 1 : shards.size();
         if (network_) {
             report_.calibration_texts = options_.calibration->texts.size();
+            report_.calibration_marks = marks_of(options_.calibration->texts);
             report_.calibration_tokens = network_->tokens();
         }
         return std::move(report_);

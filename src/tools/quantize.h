@@ -81,6 +81,7 @@ struct QuantizeReport {
     // "STEM: 3 rows": matrices that were to be calibrated and had too few rows.
     std::vector<std::string> uncovered;
     std::size_t calibration_texts = 0;
+    TextMarks calibration_marks;
     std::size_t calibration_tokens = 0;
     std::size_t files = 0;
     Bytes bytes = 0;

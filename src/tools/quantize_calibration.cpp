@@ -118,37 +118,53 @@ Result<std::vector<CalibrationText>> parse_lines(std::string_view lines, const F
     return texts;
 }
 
-// A number for the first `count` ids, for each count up to their number: FNV-1a.
+// body(number, count) for the first `count` ids, for each count up to their number that a text may
+// be cut to, and for all of them: FNV-1a.
 template <class Body>
-void each_prefix(const std::vector<TokenId>& ids, const Body& body) {
+void each_beginning(const std::vector<TokenId>& ids, const Body& body) {
     std::uint64_t value = 0xcbf29ce484222325u;
     for (std::size_t i = 0; i < ids.size(); ++i) {
         value = (value ^ static_cast<std::uint64_t>(to_int(ids[i]))) * 0x100000001b3u;
-        const bool whole = i + 1 == ids.size();
-        if (whole || i + 1 >= least_cut) body(value, whole);
+        if (i + 1 == ids.size() || i + 1 >= least_cut) body(value, i + 1);
     }
+}
+
+// Beginnings of every length for which `marked` says so.
+TextMarks marks_where(const std::vector<CalibrationText>& texts, bool (*marked)(std::size_t)) {
+    TextMarks marks;
+    for (const CalibrationText& text : texts) {
+        each_beginning(text.ids, [&](std::uint64_t value, std::size_t count) {
+            if (count == text.ids.size()) marks.wholes.insert(value);
+            if (count >= least_cut && marked(count)) marks.beginnings.insert(value);
+        });
+    }
+    return marks;
 }
 
 }  // namespace
 
-std::size_t texts_in_both(const std::vector<CalibrationText>& calibration,
-                          const std::vector<CalibrationText>& held_out) {
-    std::set<std::uint64_t> wholes, prefixes;
-    for (const CalibrationText& text : calibration) {
-        each_prefix(text.ids, [&](std::uint64_t value, bool whole) {
-            prefixes.insert(value);
-            if (whole) wholes.insert(value);
-        });
-    }
+TextMarks marks_of(const std::vector<CalibrationText>& texts) {
+    return marks_where(texts, [](std::size_t count) {
+        return count <= 512 ? count % 32 == 0 : std::has_single_bit(count);
+    });
+}
+
+std::size_t texts_among(const TextMarks& marks, const std::vector<CalibrationText>& texts) {
     return static_cast<std::size_t>(
-        std::count_if(held_out.begin(), held_out.end(), [&](const CalibrationText& text) {
+        std::count_if(texts.begin(), texts.end(), [&](const CalibrationText& text) {
             bool found = false;
-            each_prefix(text.ids, [&](std::uint64_t value, bool whole) {
-                found = found || (whole && prefixes.contains(value)) ||
-                        (text.ids.size() >= least_cut && wholes.contains(value));
+            each_beginning(text.ids, [&](std::uint64_t value, std::size_t count) {
+                const bool whole = count == text.ids.size();
+                found = found || (whole && marks.beginnings.contains(value)) ||
+                        ((whole || count >= least_cut) && marks.wholes.contains(value));
             });
             return found;
         }));
+}
+
+std::size_t texts_in_both(const std::vector<CalibrationText>& calibration,
+                          const std::vector<CalibrationText>& held_out) {
+    return texts_among(marks_where(calibration, [](std::size_t) { return true; }), held_out);
 }
 
 Result<std::vector<CalibrationText>> parse_calibration(std::string_view lines,

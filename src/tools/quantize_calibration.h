@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +49,18 @@ Result<std::vector<CalibrationText>> read_calibration(const std::filesystem::pat
                                                       const std::filesystem::path& model,
                                                       std::size_t vocabulary,
                                                       const CalibrationLimits& limits);
+
+// What tells later whether a text was one of some: numbers (FNV-1a) for the ids of every whole text
+// and for beginnings that a limit may cut it to.
+struct TextMarks {
+    std::set<std::uint64_t> wholes;
+    std::set<std::uint64_t> beginnings;  // of multiples of 32 tokens up to 512, then powers of two
+
+    bool empty() const { return wholes.empty() && beginnings.empty(); }
+};
+TextMarks marks_of(const std::vector<CalibrationText>& texts);
+// How many of `texts` were, by their ids; one that was cut elsewhere than marks are made is missed.
+std::size_t texts_among(const TextMarks& marks, const std::vector<CalibrationText>& texts);
 
 // How many of `held_out` are also among `calibration`: by their ids, whatever the files are called;
 // a text that a limit has cut counts as the one it was.

@@ -5,12 +5,15 @@
 
 #include "checkpoint/names.h"
 #include "checkpoint/small_model.h"
+#include "core/files.h"
 
 namespace percheron::checkpoint::test {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 // The message with which a folder is refused, or "" if it is not.
 std::string refusal(const fs::path& folder) {
@@ -109,6 +112,20 @@ TEST(Checkpoint, MtpAndVisionAreFoundOnDiskAndNotBelieved) {
                       (mtp ? 0u : 1u) + (vision ? 0u : 1u));
         }
     }
+}
+
+TEST(Checkpoint, OneFileBesideAnIndexIsReadAndSaidSo) {
+    const SmallModel small = small_model(1);
+    const TemporaryFolder folder;
+    small.write(folder.path());
+    EXPECT_THAT(Checkpoint::inspect(folder.path()).warnings, IsEmpty());
+    ASSERT_TRUE(
+        write_text_file(folder.path() / "model.safetensors.index.json", R"({"weight_map": {}})")
+            .ok());
+    const Inventory inventory = Checkpoint::inspect(folder.path());
+    EXPECT_TRUE(inventory.runnable());
+    EXPECT_THAT(inventory.warnings,
+                ElementsAre(HasSubstr("model.safetensors.index.json beside it is not")));
 }
 
 TEST(Checkpoint, AnMtpLayerTheConfigForgetsIsStillFound) {

@@ -150,6 +150,16 @@ TEST(ModuleList, AllListsTogetherHaveOneBudget) {
         EXPECT_FALSE(list_of({stem}).contains(stem, budget));
         EXPECT_THAT(budget.complaints(), Contains(HasSubstr("from some weight on")));
     }
+    // Expressions that are each cheap, but too many: none of them is named as slow.
+    std::vector<std::string> many_entries;
+    for (int i = 0; i < 2000; ++i)
+        many_entries.push_back("re:.*l.*p[0-9]{2,}x" + std::to_string(i));
+    const ModuleList cheap = list_of(many_entries);
+    MatchBudget spent(1'000'000);
+    while (!spent.exhausted())
+        cheap.contains(layer_prefix(3) + "mlp.experts.7.up_proj", spent);
+    EXPECT_THAT(spent.given_up(), IsEmpty());
+    EXPECT_THAT(spent.complaints(), ElementsAre(HasSubstr("from some weight on")));
     // A message stays a line, whatever the file says.
     MatchBudget many;
     for (int i = 0; i < 1000; ++i)
@@ -158,6 +168,39 @@ TEST(ModuleList, AllListsTogetherHaveOneBudget) {
     for (const std::string& complaint : many.complaints())
         EXPECT_LT(complaint.size(), 200u);
     EXPECT_LT(ModuleList().add("re:" + std::string(1'000'000, '(')).error().message().size(), 200u);
+}
+
+// Names without the text that an expression needs are not tried: the answer is as if they were.
+// Behind "(?:" nothing is known to be needed.
+TEST(ModuleList, WhatIsNeededIsNeeded) {
+    std::mt19937_64 random(4);
+    const char* const atoms[] = {"layers",  "q_proj", "mlp",   "\\.",       ".",    "\\d", "[a-z]",
+                                 "[^.]",    "[]x]",   "(mlp)", "(up|gate)", "(x)?", "w",   "_",
+                                 "experts", "\\w",    "7",     "$",         "^",    "-",   "\\-"};
+    const char* const repeats[] = {"", "", "", "", "*", "+", "?", "{0,2}", "{1,}", "*?", "+?"};
+    std::vector<std::string> stems;
+    for (const std::string rest : {"mlp.experts.7.up_proj", "self_attn.q_proj", "mlp.gate"})
+        stems.push_back(layer_prefix(random() % 40) + rest);
+    std::size_t matched = 0, cheaper = 0;
+    for (int trial = 0; trial < 20'000; ++trial) {
+        std::string text = random() % 2 == 0 ? ".*" : "";
+        for (std::size_t parts = 1 + random() % 5; parts > 0; --parts) {
+            text += atoms[random() % std::size(atoms)];
+            text += repeats[random() % std::size(repeats)];
+        }
+        ModuleList plain, wrapped;
+        if (!plain.add("re:" + text).ok()) continue;
+        ASSERT_TRUE(wrapped.add("re:(?:" + text + ")").ok()) << text;
+        for (const std::string& stem : stems) {
+            MatchBudget one, other;
+            const bool found = plain.contains(stem, one);
+            ASSERT_EQ(found, wrapped.contains(stem, other)) << text << " " << stem;
+            matched += found ? 1 : 0;
+            cheaper += one.left() > other.left() ? 1 : 0;
+        }
+    }
+    EXPECT_GT(matched, 2000u);
+    EXPECT_GT(cheaper, 10'000u);
 }
 
 // Experts packed, everything else BF16; the config lists what is not packed.
@@ -189,7 +232,9 @@ class MixedPrecision : public testing::Test {
         small.config["quantization_config"] = {
             {"quant_method", "compressed-tensors"},
             {"format", "pack-quantized"},
-            {"config_groups", {{"group_0", {{"targets", {"Linear"}}}}}},
+            {"config_groups",
+             {{"group_0",
+               {{"targets", {"Linear"}}, {"weights", {{"num_bits", 4}, {"group_size", 128}}}}}}},
             {"ignore", ignore}};
         small.tensors.clear();
         for (const auto& [name, tensor] : small_.tensors) {
@@ -462,6 +507,119 @@ TEST_F(DescribedExperts, EveryFieldIsHeldToWhatIsStored) {
         EXPECT_THAT(Checkpoint::inspect(folder.path()).warnings,
                     ElementsAre(HasSubstr("27 weights stored as " + std::string(form.name) +
                                           ", but there is none")));
+    }
+}
+
+// A config from which something was taken, or in which something is of another type, says less than
+// a reader needs: each time one sentence names all experts, or the place that is odd.
+TEST_F(DescribedExperts, WhatIsNotSaidIsNamed) {
+    for (const DescribedForm& form : described_forms()) {
+        store(form);
+        const auto expect = [&](const Json& claim, const std::string& said) {
+            const Inventory inventory = account(claim);
+            EXPECT_TRUE(inventory.runnable());
+            EXPECT_THAT(inventory.warnings, Contains(HasSubstr(said))) << form.name << claim;
+            EXPECT_LE(inventory.warnings.size(), 2u) << form.name << claim;
+            for (const Disagreement& one : inventory.disagreements)
+                EXPECT_EQ(one.weights, experts_) << form.name << claim;
+        };
+        const std::string experts = "27 weights stored as " + std::string(form.name) + ", where ";
+        for (const Json& odd : {Json::object(), Json::array(), Json("x"), Json(), Json(7)}) {
+            Json claim = form.truth;
+            claim["config_groups"] = odd;
+            expect(claim, "config_groups " + odd.dump() + " describes nothing; the files decide");
+            claim["config_groups"] = {{"group_0", odd}};
+            if (!odd.is_object()) {
+                expect(claim, "config_groups.group_0 " + odd.dump() + " describes nothing;");
+            }
+        }
+        Json claim = form.truth;
+        claim.erase("quant_method");
+        expect(claim, experts + "config_groups.group_0 does not say ");
+        for (const char* method : {"gptq", "awq", "fp8", "auto-round"}) {
+            claim = form.truth;
+            claim["quant_method"] = method;
+            expect(claim, experts + "config_groups.group_0 says quant_method \"" + method + "\": ");
+        }
+        for (const Json& targets : {Json(), Json::array(), Json("Linear"), Json::object()}) {
+            claim = form.truth;
+            claim["config_groups"]["group_0"]["targets"] = targets;
+            expect(claim,
+                   "config_groups.group_0 names no targets and is taken for all linear layers");
+        }
+        claim = form.truth;
+        claim["config_groups"]["group_0"].erase("targets");
+        expect(claim, "config_groups.group_0 names no targets");
+        // Without the method, the algorithm or the format that tells the form by itself.
+        claim = form.truth;
+        claim.erase("quant_algo");
+        if (claim != form.truth) {
+            expect(claim, experts + "config_groups.group_0 does not say quant_algo");
+        }
+        claim = {{"quant_method", form.truth["quant_method"]},
+                 {"config_groups", {{"group_0", {{"targets", {"Linear"}}}}}}};
+        for (const Json& weights : {Json(), Json::object(), Json(4), Json::array()}) {
+            claim["config_groups"]["group_0"]["weights"] = weights;
+            expect(claim, experts + "config_groups.group_0 does not say ");
+        }
+        claim.erase("config_groups");
+        expect(claim, experts + "quantization_config does not say ");
+        for (const char* field : {"num_bits", "group_size", "block_structure"}) {
+            claim = form.truth;
+            Json& weights = claim["config_groups"]["group_0"]["weights"];
+            const bool needed = weights.contains(field) &&
+                                claim["config_groups"]["group_0"]["format"] == "pack-quantized";
+            weights.erase(field);
+            if (needed) {
+                expect(claim, experts + "config_groups.group_0 does not say " + field + ": ");
+            }
+        }
+        // A second group that names them too and says otherwise, by name or as linear layers.
+        for (const Json& targets : {Json({"Linear"}), Json({"re:.*experts.*"})}) {
+            claim = form.truth;
+            claim["config_groups"]["group_0"]["targets"] = targets;
+            claim["config_groups"]["group_1"] = claim["config_groups"]["group_0"];
+            EXPECT_THAT(account(claim).warnings, IsEmpty());
+            claim["config_groups"]["group_1"]["weights"]["num_bits"] = 3;
+            expect(claim, experts + "config_groups.group_1, which names it too, says num_bits 3: ");
+        }
+    }
+}
+
+// ModelOpt's own file beside config.json is held to what is stored like that.
+TEST_F(DescribedExperts, TheSecondFileIsHeldToWhatIsStoredToo) {
+    for (const DescribedForm& form : described_forms()) {
+        store(form);
+        SmallModel small = small_;
+        Json claim = form.truth;
+        claim["ignore"] = exempt_;
+        small.config["quantization_config"] = claim;
+        const TemporaryFolder folder;
+        small.write(folder.path());
+        const auto warnings = [&](const Json& quantization) {
+            EXPECT_TRUE(write_text_file(folder.path() / "hf_quant_config.json",
+                                        Json{{"quantization", quantization}}.dump())
+                            .ok());
+            const Inventory inventory = Checkpoint::inspect(folder.path());
+            EXPECT_FALSE(inventory.ignored.empty());
+            EXPECT_EQ(
+                std::set<std::string>(inventory.ignored.begin(), inventory.ignored.end()).size(),
+                inventory.ignored.size());
+            return inventory.warnings;
+        };
+        const bool modelopt = form.truth.value("quant_method", "") == "modelopt";
+        const auto of_others =
+            warnings({{"quant_algo", "NVFP4"}, {"group_size", 16}, {"exclude_modules", exempt_}});
+        if (modelopt) {
+            EXPECT_THAT(of_others, IsEmpty());
+        } else {
+            EXPECT_THAT(of_others,
+                        ElementsAre(HasSubstr("hf_quant_config.json: 27 weights stored as " +
+                                              std::string(form.name))));
+        }
+        const auto of_none = warnings({{"quant_algo", "W8A8"}, {"exclude_modules", Json::array()}});
+        EXPECT_THAT(of_none, Contains(AllOf(HasSubstr("hf_quant_config.json: "),
+                                            HasSubstr("says quant_algo \"W8A8\""))));
     }
 }
 

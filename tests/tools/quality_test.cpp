@@ -94,8 +94,25 @@ TEST_F(QualityOfNano, ASingleTextHasNoBandAnywhere) {
     EXPECT_TRUE(written["quality"][2]["kl"]["band"].is_number());
     EXPECT_THAT(card_markdown(card),
                 AllOf(HasSubstr("| two | 2 |"), HasSubstr("| one \\| \\x1b[2J | 1 |"),
-                      HasSubstr("| 0.00000, no band | 100.00, no band % |"),
+                      HasSubstr("| 0.00000, no band | 100.00 %, no band |"),
                       HasSubstr("| 0.00000 ± 0.00000 | 100.00 ± 0.00 % |")));
+}
+
+// Neither do copies of one text; beside others they count as one text of as many positions.
+TEST_F(QualityOfNano, TheSameTextAgainIsNoOther) {
+    auto texts = random_texts(14, 8000);
+    texts.resize(3);
+    for (CalibrationText& text : texts)
+        text.kind = "some";
+    const auto bands = [&](const std::vector<CalibrationText>& of) {
+        const QualityOptions options{folder(), folder(), 1, "cpu", {}};
+        return compare_quality(of, tokenizer(), options).value().front().source_loss;
+    };
+    EXPECT_FALSE(bands({texts[0], texts[0], texts[0]}).band.has_value());
+    const Measured apart = bands(texts);
+    const Measured twice = bands({texts[0], texts[1], texts[2], texts[0], texts[1], texts[2]});
+    EXPECT_NEAR(twice.mean, apart.mean, 1e-12);
+    EXPECT_NEAR(*twice.band, *apart.band, 1e-12);
 }
 
 // What was measured on texts and on tasks is replaced where it stands, in either order.
@@ -168,6 +185,54 @@ TEST(TextsInBoth, CountsThoseOfTheSameIdsWhateverWasCut) {
                 });
         }
         ASSERT_EQ(texts_in_both(calibration, held_out), expected);
+    }
+}
+
+// A card remembers which texts were used: they are found again, whole or as limits cut them, and
+// others are not.
+TEST(TextMarks, OfACardFindTheTextsThatWereUsed) {
+    std::mt19937_64 random(8);
+    QuantizeReport report;
+    std::vector<CalibrationText> used(40), others(40);
+    for (auto* const texts : {&used, &others}) {
+        for (CalibrationText& text : *texts) {
+            for (std::size_t length = 2 + random() % 3000; length > 0; --length)
+                text.ids.push_back(TokenId(static_cast<std::int32_t>(random() % 300)));
+        }
+    }
+    // Others may begin as one that was used.
+    std::copy_n(used[3].ids.begin(), std::min(used[3].ids.size(), others[5].ids.size()) / 2,
+                others[5].ids.begin());
+    report.calibration_marks = marks_of(used);
+    report.calibration_texts = used.size();
+    const TemporaryFolder root;
+    EXPECT_TRUE(calibration_marks(root.path()).empty());
+    QualityCard card;
+    card.report = &report;
+    ASSERT_TRUE(write_card(root.path(), card).ok());
+    const TextMarks marks = calibration_marks(root.path());
+    EXPECT_EQ(texts_among(marks, used), used.size());
+    EXPECT_EQ(texts_among(marks, others), 0u);
+    for (const std::size_t cut : {64u, 96u, 480u, 512u, 1024u, 2048u}) {
+        std::vector<CalibrationText> shorter = used;
+        std::size_t expected = 0;
+        for (CalibrationText& text : shorter) {
+            text.ids.resize(std::min<std::size_t>(text.ids.size(), cut));
+            ++expected;
+        }
+        EXPECT_EQ(texts_among(marks, shorter), expected) << cut;
+        // And whole ones among those that were cut when they were used.
+        std::size_t long_enough = 0;
+        for (const CalibrationText& text : shorter)
+            long_enough += text.ids.size() >= 64 ? 1 : 0;
+        EXPECT_GE(texts_among(marks_of(shorter), used), long_enough) << cut;
+        EXPECT_LE(texts_among(marks_of(shorter), others), 1u) << cut;  // the one that begins alike
+    }
+    for (const char* broken :
+         {"", "[]", "{\"calibration\": 7}", "{\"calibration\": {\"marks\": [1]}}",
+          "{\"calibration\": {\"marks\": {\"texts\": [7, null]}}}"}) {
+        ASSERT_TRUE(write_text_file(root.path() / "quality.json", broken).ok());
+        EXPECT_EQ(texts_among(calibration_marks(root.path()), used), 0u) << broken;
     }
 }
 

@@ -356,6 +356,13 @@ TEST_F(Quantize, RefusesBeforeItWrites) {
     EXPECT_THAT(refusal(folder_.path() / "out"), HasSubstr("there is a checkpoint already"));
     EXPECT_THAT(refusal(source), HasSubstr("there is a checkpoint already"));
     EXPECT_THAT(refusal(source / "tokenizer.json"), HasSubstr("not a folder"));
+    // Nor is somebody's own file replaced.
+    for (const char* file : {"tokenizer.json", "generation_config.json", "chat_template.jinja"}) {
+        const TemporaryFolder own;
+        ASSERT_TRUE(write_text_file(own.path() / file, "mine").ok());
+        EXPECT_THAT(refusal(own.path()), HasSubstr(std::string(file) + ": would be replaced"));
+        EXPECT_EQ(read(own.path() / file), "mine");
+    }
 
     // A pattern that cannot be matched in time would name some of what it means.
     for (const char* evil : {"re:(.*a)*(.*b)*(.+)+(x+x+)+y$", "re:((.+)+)+$x", "re:(.|.)*Z"}) {
