@@ -7,8 +7,9 @@
 namespace percheron::apps {
 
 std::vector<AddCommand> all_commands() {
-    return {add_serve,   add_chat,    add_bench,    add_bench_streams, add_draft, add_eval,
-            add_inspect, add_quality, add_quantize, add_score,         add_synth, add_top};
+    return {add_serve, add_chat,    add_bench,   add_bench_streams, add_draft,
+            add_eval,  add_inspect, add_quality, add_quantize,      add_rank,
+            add_score, add_synth,   add_top};
 }
 
 void say_fault(std::string_view command, std::string_view message) {

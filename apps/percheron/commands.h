@@ -28,6 +28,7 @@ void add_quality(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
 void add_bench_streams(CLI::App& app, int& exit_code);
+void add_rank(CLI::App& app, int& exit_code);
 void add_score(CLI::App& app, int& exit_code);
 void add_synth(CLI::App& app, int& exit_code);
 void add_top(CLI::App& app, int& exit_code);

@@ -1,5 +1,8 @@
 #include "load_flags.h"
 
+#include <algorithm>
+#include <map>
+
 #include <CLI/CLI.hpp>
 
 #include "number_checks.h"
@@ -67,6 +70,72 @@ void add_load_flags(CLI::App& command, LoadFlags& flags) {
             "Tokens guessed a step, auto or a number")
         ->default_str("auto");
     command.add_option("--seed", load.seed, "Makes the seeds of requests without one repeatable");
+}
+
+void add_serving_flags(CLI::App& command, tools::LoadOptions& load) {
+    command
+        .add_option("--model-name", load.model_name,
+                    "Name clients see (default: MODEL's last folder)")
+        ->check([](const std::string& name) -> std::string {
+            const bool shown =
+                !name.empty() && std::all_of(name.begin(), name.end(),
+                                             [](unsigned char c) { return c > ' ' && c != 0x7f; });
+            return shown ? "" : "must be a name without blanks";
+        });
+    command.add_option("--max-running", load.max_running, "Replies worked on at once")
+        ->check(positive_number());
+    command
+        .add_option("--thinking-budget", load.thinking_budget,
+                    "Tokens a reply may think when its request sets no thinking_budget")
+        ->check(positive_number());
+    command
+        .add_option("--prefix-cache", load.prefix_cache,
+                    "on: what prompts and replies share is computed once; off: never")
+        ->transform(
+            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
+                .description("{on,off}"))
+        ->default_str("on");
+    command
+        .add_option("--loop-guard", load.loop_guard,
+                    "on: a reply that repeats itself without end is ended; off: it goes on")
+        ->transform(
+            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
+                .description("{on,off}"))
+        ->default_str("on");
+    command
+        .add_option("--checkpoint-memory", load.checkpoint_memory,
+                    "Memory for the prefix cache's states, of --kv-memory (default: an eighth)")
+        ->transform(CLI::AsSizeValue(false));
+    CLI::Option* const disk =
+        command.add_option("--prefix-disk", load.prefix_disk,
+                           "Folder that keeps the prefix cache for the next start (default: none)");
+    command
+        .add_option("--prefix-disk-size", load.prefix_disk_size,
+                    "Of all its files (default: 16GiB, at most half of the free disk)")
+        ->transform(CLI::AsSizeValue(false))
+        ->needs(disk);
+}
+
+std::vector<std::string> serving_arguments(const CLI::App& command) {
+    CLI::App known;
+    LoadFlags unused;
+    add_load_flags(known, unused);
+    add_serving_flags(known, unused.load);
+    std::vector<std::string> arguments;
+    std::string model;
+    for (const CLI::Option* option : command.get_options()) {
+        if (option->count() == 0 || known.get_option_no_throw(option->get_name()) == nullptr)
+            continue;
+        for (const std::string& value : option->results()) {
+            if (option->get_positional()) {
+                model = value;
+            } else {
+                arguments.push_back(option->get_name() + "=" + value);
+            }
+        }
+    }
+    if (!model.empty()) arguments.push_back(model);
+    return arguments;
 }
 
 }  // namespace percheron::apps

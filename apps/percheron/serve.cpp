@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <map>
+#include <mutex>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -17,8 +17,10 @@
 #include "core/logging.h"
 #include "load_flags.h"
 #include "number_checks.h"
+#include "parallel/remote_engine.h"
 #include "replay/replay_engine.h"
 #include "server/server.h"
+#include "tools/devices.h"
 #include "tools/load_engine.h"
 #include "tools/model_path.h"
 #include "tools/model_source.h"
@@ -33,6 +35,9 @@ using server::ServerOptions;
 
 struct ServeOptions {
     LoadFlags flags;
+    std::vector<std::string> rank_arguments;  // of those flags, for a rank
+    std::string ranks = "auto";
+    std::uint32_t rank_patience = 60;
     std::string replay;
     std::string log_format = "text";
     std::uint64_t deadline = 0;
@@ -113,6 +118,46 @@ Result<std::unique_ptr<Engine>> make_replay(const ServeOptions& options, const S
     return make_replay_engine(std::move(script), description);
 }
 
+// Whether the engine gets a process of its own, so that a GPU's fault is not the server's end.
+bool wants_rank(const ServeOptions& options) {
+    return options.ranks == "process" ||
+           (options.ranks == "auto" && tools::may_use_gpu(options.flags.load.device));
+}
+
+// The error that a rank could not be started again for.
+class LastingFault {
+  public:
+    void set(const Error& error) {
+        const std::lock_guard lock(mutex_);
+        error_ = error;
+    }
+    Status status() const {
+        const std::lock_guard lock(mutex_);
+        // The flags were good when the server began: what the rank refuses now is work that failed.
+        if (error_) return Error(ErrorCode::unavailable, error_->message());
+        return {};
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    std::optional<Error> error_;
+};
+
+Result<std::unique_ptr<Engine>> start_rank(const ServeOptions& options, Server& server,
+                                           LastingFault& fault) {
+    parallel::RemoteOptions remote;
+    remote.arguments = {"rank", "--max-queued=" + std::to_string(options.server.max_queued)};
+    remote.arguments.insert(remote.arguments.end(), options.rank_arguments.begin(),
+                            options.rank_arguments.end());
+    remote.patience = std::chrono::seconds(options.rank_patience);
+    remote.on_stage = [&server](const std::string& stage) { server.note_stage(stage); };
+    remote.on_gave_up = [&server, &fault](const Error& error) {
+        fault.set(error);
+        server.shut_down();
+    };
+    return parallel::start_remote_engine(std::move(remote));
+}
+
 // Says what omitted request fields mean.
 void log_defaults(const ServedModel& model, const std::string& reasoning_effort) {
     char line[200];
@@ -155,6 +200,7 @@ Status serve(ServeOptions options) {
     if (options.deadline > 0) options.server.deadline = std::chrono::seconds(options.deadline);
     const std::string host = options.server.host;
 
+    LastingFault fault;  // outlives the engine that may set it
     PERCHERON_ASSIGN(const std::unique_ptr<Server> server, Server::listen(options.server));
     signals.begin(*server);
     PERCHERON_ASSIGN(options.flags.load.folder, tools::resolve_model(options.flags.model));
@@ -174,9 +220,10 @@ Status serve(ServeOptions options) {
     // The server refuses what is too much for the queue before the engine sees it.
     options.flags.load.max_queued = options.server.max_queued;
 
-    auto engine = options.replay.empty()
-                      ? tools::load_engine(options.flags.load, model.format.tokenizer())
-                      : make_replay(options, model);
+    auto engine = !options.replay.empty() ? make_replay(options, model)
+                  : wants_rank(options)
+                      ? start_rank(options, *server, fault)
+                      : tools::load_engine(options.flags.load, model.format.tokenizer());
     if (!engine.ok()) return engine.error();
     const EngineDescription description = (*engine)->description();
     log_defaults(model, options.server.reasoning_effort);
@@ -186,7 +233,7 @@ Status serve(ServeOptions options) {
     print_ready(host, *server, description, std::chrono::duration<double>(now - started).count());
     server->wait();
     log_info("ended");
-    return {};
+    return fault.status();
 }
 
 }  // namespace
@@ -198,54 +245,13 @@ void add_serve(CLI::App& app, int& exit_code) {
         "Serve a model over HTTP: the APIs of OpenAI and Anthropic, metrics, web page.\n"
         "Example: percheron serve models/nano --port 8000 --api-key-file keys.txt");
     add_load_flags(*command, options->flags);
+    add_serving_flags(*command, options->flags.load);
     command->add_option("--host", options->server.host, "Address to listen on")
         ->capture_default_str();
     command->add_option("--port", options->server.port, "Port to listen on; 0 takes any")
         ->capture_default_str();
-    command
-        ->add_option("--model-name", options->flags.load.model_name,
-                     "Name clients see (default: MODEL's last folder)")
-        ->check([](const std::string& name) -> std::string {
-            const bool shown =
-                !name.empty() && std::all_of(name.begin(), name.end(),
-                                             [](unsigned char c) { return c > ' ' && c != 0x7f; });
-            return shown ? "" : "must be a name without blanks";
-        });
     command->add_flag("--strict-model", options->server.strict_model,
                       "Refuse requests for other model names");
-    command
-        ->add_option("--max-running", options->flags.load.max_running, "Replies worked on at once")
-        ->check(positive_number());
-    command
-        ->add_option("--thinking-budget", options->flags.load.thinking_budget,
-                     "Tokens a reply may think when its request sets no thinking_budget")
-        ->check(positive_number());
-    command
-        ->add_option("--prefix-cache", options->flags.load.prefix_cache,
-                     "on: what prompts and replies share is computed once; off: never")
-        ->transform(
-            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
-                .description("{on,off}"))
-        ->default_str("on");
-    command
-        ->add_option("--loop-guard", options->flags.load.loop_guard,
-                     "on: a reply that repeats itself without end is ended; off: it goes on")
-        ->transform(
-            CLI::CheckedTransformer(std::map<std::string, bool>{{"on", true}, {"off", false}})
-                .description("{on,off}"))
-        ->default_str("on");
-    command
-        ->add_option("--checkpoint-memory", options->flags.load.checkpoint_memory,
-                     "Memory for the prefix cache's states, of --kv-memory (default: an eighth)")
-        ->transform(CLI::AsSizeValue(false));
-    CLI::Option* const disk = command->add_option(
-        "--prefix-disk", options->flags.load.prefix_disk,
-        "Folder that keeps the prefix cache for the next start (default: none)");
-    command
-        ->add_option("--prefix-disk-size", options->flags.load.prefix_disk_size,
-                     "Of all its files (default: 16GiB, at most half of the free disk)")
-        ->transform(CLI::AsSizeValue(false))
-        ->needs(disk);
     command->add_option("--max-queued", options->server.max_queued, "Replies that may wait beyond")
         ->capture_default_str();
     command->add_option("--api-key-file", options->api_key_file,
@@ -262,6 +268,18 @@ void add_serve(CLI::App& app, int& exit_code) {
         ->check(
             CLI::Range(std::size_t{1024}, std::numeric_limits<std::size_t>::max(), "at least 1KiB"))
         ->default_str("64MiB");
+    command
+        ->add_option("--ranks", options->ranks,
+                     "Where the network is computed: process (a process of its own, started again "
+                     "when it dies), in-process, or auto (a GPU in a process, the CPU in this one)")
+        ->check(CLI::IsMember({"auto", "process", "in-process"}))
+        ->capture_default_str();
+    command
+        ->add_option("--rank-patience", options->rank_patience,
+                     "Seconds that such a process may work on a step before it is taken for hung; "
+                     "at least twenty of the longest step before")
+        ->check(positive_number())
+        ->capture_default_str();
     command->add_option("--deadline", options->deadline,
                         "Seconds a reply may take when its request sets no deadline_s; 0 = any");
     command->add_option("--log-format", options->log_format, "Of the log on stderr")
@@ -269,7 +287,8 @@ void add_serve(CLI::App& app, int& exit_code) {
         ->capture_default_str();
     command->add_option("--replay", options->replay,
                         "Take replies from this file instead of the network");
-    command->callback([options, &exit_code] {
+    command->callback([options, command, &exit_code] {
+        options->rank_arguments = serving_arguments(*command);
         options->server.version = PERCHERON_VERSION;
         const Status status = serve(*options);
         set_log_sink(nullptr);

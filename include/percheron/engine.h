@@ -3,13 +3,15 @@
 // An Engine owns scheduler, caches and device.  Whoever submits a request gets its life back as
 // events: admitted, then runs of tokens, then finished, in that order, exactly one `admitted` and
 // one `finished` for every choice of every request that submit() accepted, unless the engine itself
-// is destroyed.  All events of one engine step arrive in one call of the sink, so a server can turn
-// a step into one wake-up.
+// is destroyed; a choice that fails before its prompt was begun may lack the `admitted`.  All
+// events of one engine step arrive in one call of the sink, so a server can turn a step into one
+// wake-up.
 //
 // Text stays outside: templates, tokenizers, parsers and stop strings belong to the caller, which
 // cancels a choice when the text says so.  Server, chat, bench and eval use only this header.
 //
-// Implementations: in process (src/engine), replay from a file (src/replay), remote ranks.
+// Implementations: in process (src/engine), replay from a file (src/replay), in a rank process
+// (src/parallel).
 #pragma once
 
 #include <array>
@@ -237,6 +239,22 @@ class EngineEventSink {
     virtual bool congested() const { return false; }
 };
 
+// What submit() holds a request to (engine/request_check.h).
+struct RequestLimits {
+    std::uint32_t vocabulary = 0;
+    std::uint32_t context_tokens = 0;  // prompt and reply of one choice
+    std::uint32_t most_choices = 0;    // that the engine holds, running and waiting together
+    bool has_think_tags = false;
+    bool has_vision = false;
+    // With vision:
+    TokenId image_token{-1};
+    std::size_t patch = 0;           // pixels of a patch's side
+    std::size_t merge = 0;           // patches of a token's side
+    std::uint32_t image_tokens = 0;  // of one image at most
+    std::size_t feature_row_bytes = 0;
+    Bytes image_memory = 0;  // for the feature rows of all who wait and run
+};
+
 // What an engine is, fixed after start.
 struct EngineDescription {
     std::string model_name;
@@ -251,6 +269,7 @@ struct EngineDescription {
     std::string proposer;   // empty without speculation
     bool grammars = false;  // requests may carry a grammar; false: submit() refuses them
     bool vision = false;    // requests may hold images; false: submit() refuses them as unsupported
+    RequestLimits limits;   // all zero where submit() has rules of its own (replay)
 };
 
 // The prefix cache's files.
@@ -269,10 +288,23 @@ struct PrefixDiskStatus {
     std::uint64_t dropped = 0;    // pages and states not written: the disk fell behind or paused
 };
 
+// A process that computes for this one.
+struct RankStatus {
+    std::uint32_t rank = 0;
+    std::int64_t process = 0;  // its id; 0: there is none at the moment
+    bool up = false;           // it takes requests
+    std::string stage;         // "serving", "loading weights, 43 %", "starting again in 4 s"
+    std::uint64_t restarts = 0;
+    std::string last_end;  // how the one before ended; empty: there was none
+};
+
 // What an engine is doing, at the end of its latest step.
 struct EngineStatus {
-    bool alive = true;  // false: the step loop has died; `failure` says why
+    // False: nothing is computed, `failure` says why.  For good, but for an engine with ranks,
+    // which starts them again.
+    bool alive = true;
     std::string failure;
+    std::vector<RankStatus> ranks;  // empty: the engine runs in this process
     std::uint32_t running = 0;
     std::uint32_t waiting = 0;
     std::uint64_t kv_tokens_free = 0;

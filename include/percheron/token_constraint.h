@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "percheron/types.h"
 
@@ -40,6 +41,8 @@ class OutputGrammar {
     virtual ~OutputGrammar() = default;
     // A state at the start of the text.  Any thread.
     virtual std::unique_ptr<TokenConstraint> start() const = 0;
+    // What it was compiled from, so that another process can do the same; empty: it cannot.
+    virtual std::string_view rules() const { return {}; }
 };
 
 }  // namespace percheron

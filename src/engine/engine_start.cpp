@@ -59,6 +59,7 @@ EngineDescription describe(const NetworkParts& parts, const LocalEngineOptions& 
     description.stop_tokens = options.stop_tokens;
     description.grammars = true;
     description.vision = parts.tower != nullptr;
+    description.limits = limits_of(parts, options);
     return description;
 }
 

@@ -87,7 +87,6 @@ class LocalEngine final : public Engine {
     std::unique_ptr<cache::CacheStore> caches_;
     const LocalEngineOptions options_;
     EngineDescription description_;
-    const RequestLimits limits_;
 
     // Shared, under mutex_.
     mutable std::mutex mutex_;
@@ -134,7 +133,6 @@ LocalEngine::LocalEngine(NetworkParts parts, std::unique_ptr<cache::CacheStore> 
       caches_(std::move(caches)),
       options_(std::move(options)),
       description_(describe(parts_, options_)),
-      limits_(limits_of(parts_, options_)),
       seeds_(options_.seed.value_or(0)),
       prefilled_(Clock::now()),
       decoded_(Clock::now()),
@@ -192,8 +190,8 @@ EngineStatus LocalEngine::status() const {
 }
 
 Result<RequestId> LocalEngine::submit(GenerationRequest request, EngineEventSink& sink) {
-    PERCHERON_TRY(check_request(request, limits_));
-    if (!request.thinking_budget && limits_.has_think_tags) {
+    PERCHERON_TRY(check_request(request, description_.limits));
+    if (!request.thinking_budget && description_.limits.has_think_tags) {
         request.thinking_budget = options_.thinking_budget;
     }
     const std::uint64_t seed = request.sampling.seed ? *request.sampling.seed : new_seed();
@@ -210,7 +208,7 @@ Result<RequestId> LocalEngine::submit(GenerationRequest request, EngineEventSink
             return Error(ErrorCode::unavailable, "the engine has stopped: " + status_.failure,
                          reasons::engine_dead);
         }
-        if (request.choices > limits_.most_choices - alive_choices_) {
+        if (request.choices > description_.limits.most_choices - alive_choices_) {
             return Error(ErrorCode::unavailable,
                          "the waiting list is full (" + std::to_string(alive_choices_) +
                              " requests run or wait); try again in a moment",

@@ -74,15 +74,17 @@ class Constraint final : public TokenConstraint {
 
 class Compiled final : public OutputGrammar {
   public:
-    Compiled(xgrammar::CompiledGrammar grammar, double token_seconds)
-        : grammar_(std::move(grammar)), token_seconds_(token_seconds) {}
+    Compiled(xgrammar::CompiledGrammar grammar, std::string rules, double token_seconds)
+        : grammar_(std::move(grammar)), rules_(std::move(rules)), token_seconds_(token_seconds) {}
     std::unique_ptr<TokenConstraint> start() const override {
         return std::make_unique<Constraint>(grammar_, token_seconds_);
     }
-    std::size_t bytes() const { return grammar_.MemorySizeBytes(); }
+    std::string_view rules() const override { return rules_; }
+    std::size_t bytes() const { return grammar_.MemorySizeBytes() + rules_.size(); }
 
   private:
     xgrammar::CompiledGrammar grammar_;
+    std::string rules_;
     double token_seconds_;
 };
 
@@ -170,7 +172,7 @@ Result<std::shared_ptr<const OutputGrammar>> GrammarCompiler::compile(const std:
     if (auto known = state_->find(rules)) return known;
     try {
         auto grammar = std::make_shared<const Compiled>(state_->compiler.CompileGrammar(rules),
-                                                        state_->options.token_seconds);
+                                                        rules, state_->options.token_seconds);
         state_->keep(rules, grammar);
         return std::shared_ptr<const OutputGrammar>(std::move(grammar));
     } catch (const std::exception& fault) {

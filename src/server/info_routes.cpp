@@ -95,6 +95,19 @@ Json prefix_disk(const PrefixDiskStatus& disk) {
             {"paused", disk.paused}};
 }
 
+Json rank_rows(const std::vector<RankStatus>& ranks) {
+    Json rows = Json::array();
+    for (const RankStatus& rank : ranks) {
+        rows.push_back({{"rank", rank.rank},
+                        {"pid", rank.process},
+                        {"up", rank.up},
+                        {"stage", rank.stage},
+                        {"restarts", rank.restarts},
+                        {"last_end", rank.last_end}});
+    }
+    return rows;
+}
+
 }  // namespace
 
 asio::awaitable<void> serve_health(RouteCall& call) {
@@ -173,7 +186,7 @@ asio::awaitable<void> serve_status(RouteCall& call) {
                                  {"draining", state.draining},
                                  {"requests", request_rows(requests)},
                                  {"requests_left_out", requests.left_out},
-                                 {"ranks", Json::array()}});
+                                 {"ranks", rank_rows(status.ranks)}});
 }
 
 asio::awaitable<void> serve_version(RouteCall& call) {

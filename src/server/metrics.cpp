@@ -148,6 +148,21 @@ void write_speculation(Page& page, const Metrics& metrics) {
     }
 }
 
+// An engine of this process counts as rank 0, so that the names are always there.
+void write_ranks(Page& page, const EngineStatus& status) {
+    std::vector<RankStatus> ranks = status.ranks;
+    if (ranks.empty()) ranks.emplace_back().up = status.alive;
+    const auto label = [](const RankStatus& rank) {
+        return "rank=\"" + std::to_string(rank.rank) + "\"";
+    };
+    page.head("rank_up", "gauge", "1: the process that computes takes requests.");
+    for (const RankStatus& rank : ranks)
+        page.value(std::uint64_t{rank.up}, label(rank));
+    page.head("rank_restarts_total", "counter", "Times that process was started again.");
+    for (const RankStatus& rank : ranks)
+        page.value(rank.restarts, label(rank));
+}
+
 // What the engine says of itself beyond what others have names for.
 void write_engine(Page& page, const EngineStatus& status) {
     page.gauge("prefill_tokens_per_second", "Over the last seconds.",
@@ -297,6 +312,7 @@ std::string Metrics::render(const MetricsMoment& moment) const {
     write_speculation(standard, *this);
     Page own(std::span<const std::string_view>(known).last(1), moment.model_name);
     write_engine(own, moment.status);
+    write_ranks(own, moment.status);
     write_server(own, *this, moment);
     return standard.text() + own.text();
 }

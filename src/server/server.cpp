@@ -135,6 +135,12 @@ void Server::serve(std::unique_ptr<Engine> engine, ServedModel model) {
     done.get_future().wait();
 }
 
+void Server::note_stage(std::string stage) {
+    asio::post(state_->shared.io, [this, stage = std::move(stage)]() mutable {
+        state_->shared.stage = std::move(stage);
+    });
+}
+
 void Server::shut_down() {
     log_info("shutting down: running replies may end, new requests are refused");
     state_->begin_draining(state_->shared.options.grace);

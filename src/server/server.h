@@ -51,6 +51,8 @@ class Server {
 
     std::uint16_t port() const;
 
+    // What is being done until then, as /health tells it.  Any thread.
+    void note_stage(std::string stage);
     // Opens the routes.  Call once.
     void serve(std::unique_ptr<Engine> engine, ServedModel model);
 

@@ -13,7 +13,9 @@ constexpr std::size_t longest_noted_field = 64;
 std::optional<ApiError> ServerState::unavailable() const {
     if (draining) return ApiError{503, "shutting_down", "the server is shutting down", ""};
     if (!model || !engine) {
-        return ApiError{503, "starting", "the model is still being loaded; try again soon", ""};
+        const std::string now = stage.empty() ? "" : " (" + stage + ")";
+        return ApiError{503, "starting",
+                        "the model is still being loaded" + now + "; try again soon", ""};
     }
     const EngineStatus status = engine->status();
     if (!status.alive) {

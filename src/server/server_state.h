@@ -47,6 +47,7 @@ struct ServerState {
     KeyRing keys;
     std::unique_ptr<const ServedModel> model;  // null until the server is ready
     std::unique_ptr<Engine> engine;
+    std::string stage;  // of the start, for those who ask meanwhile; empty: not told
     bool draining = false;
     const Clock::time_point started = Clock::now();
 

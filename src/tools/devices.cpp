@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 
 #include "core/logging.h"
@@ -52,6 +53,16 @@ Result<std::unique_ptr<ops::Backend>> cuda_backend(int number, const DeviceOptio
 
 bool is_device_name(const std::string& device) {
     return device == "auto" || device == "cpu" || cuda_number(device).has_value();
+}
+
+bool may_use_gpu(const std::string& device) {
+#ifdef PERCHERON_HAS_CUDA
+    std::error_code ignored;
+    return cuda_number(device).has_value() ||
+           (device == "auto" && std::filesystem::exists("/dev/nvidiactl", ignored));
+#else
+    return cuda_number(device).has_value();
+#endif
 }
 
 Result<std::unique_ptr<ops::Backend>> make_backend(

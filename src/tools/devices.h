@@ -27,4 +27,8 @@ Result<std::unique_ptr<ops::Backend>> make_backend(const DeviceOptions& options,
 // Whether `device` is one of the names above.
 bool is_device_name(const std::string& device);
 
+// Whether a network on `device` may be computed by a GPU, as far as can be said without its driver:
+// a process that asks the driver has a context of it from then on.
+bool may_use_gpu(const std::string& device);
+
 }  // namespace percheron::tools

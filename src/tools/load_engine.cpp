@@ -30,9 +30,14 @@ namespace {
 
 constexpr Bytes least_disk_queue = Bytes{32} << 20;
 
-// Logs a line a stage, with the seconds it took.
+// Says what begins, and logs a line with the seconds it took when it is done.
 class StageLog {
   public:
+    explicit StageLog(const std::function<void(const std::string&)>& on_stage)
+        : on_stage_(on_stage) {}
+    void begin(const std::string& what) {
+        if (on_stage_) on_stage_(what);
+    }
     void done(const std::string& what) {
         const auto now = std::chrono::steady_clock::now();
         const double seconds = std::chrono::duration<double>(now - start_).count();
@@ -43,6 +48,7 @@ class StageLog {
     }
 
   private:
+    const std::function<void(const std::string&)>& on_stage_;
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
@@ -58,16 +64,22 @@ std::string rate_of(const checkpoint::WeightReads::Figures& figures) {
 
 // Reads a checkpoint's weights for a backend that computes from memory of its own, with a line of
 // progress now and then.  Null: there is nothing to read so.
-Result<checkpoint::WeightReads*> begin_reading(const ModelSource& source, ops::Backend& backend) {
+Result<checkpoint::WeightReads*> begin_reading(const ModelSource& source, ops::Backend& backend,
+                                               StageLog& stages) {
     if (!source.files || !backend.has_own_memory()) {
         return static_cast<checkpoint::WeightReads*>(nullptr);
     }
-    const std::string all = gigabytes(static_cast<double>(source.weight_bytes));
-    PERCHERON_ASSIGN(checkpoint::WeightReads* const reads,
-                     source.files->read_past_the_cache([all](const auto& figures) {
-                         log_info("weights: " + gigabytes(static_cast<double>(figures.bytes)) +
-                                  " of " + all + ", " + rate_of(figures));
-                     }));
+    const Bytes weight_bytes = source.weight_bytes;
+    const std::string all = gigabytes(static_cast<double>(weight_bytes));
+    PERCHERON_ASSIGN(
+        checkpoint::WeightReads* const reads,
+        source.files->read_past_the_cache([=, &stages](const auto& figures) {
+            const auto read = static_cast<double>(figures.bytes);
+            log_info("weights: " + gigabytes(read) + " of " + all + ", " + rate_of(figures));
+            const auto whole = static_cast<double>(std::max<Bytes>(weight_bytes, 1));
+            stages.begin("loading weights, " +
+                         std::to_string(static_cast<int>(100 * read / whole)) + " %");
+        }));
     PERCHERON_TRY(backend.read_from(*reads));
     return reads;
 }
@@ -179,7 +191,8 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
                                             const Tokenizer& tokenizer) {
     PERCHERON_ASSIGN(const DType kv_dtype,
                      cache::kv_dtype_of(options.kv_dtype, options.arithmetic));
-    StageLog stages;
+    StageLog stages(options.on_stage);
+    stages.begin("reading the checkpoint");
     PERCHERON_ASSIGN(ModelSource source,
                      open_model(options.folder, options.threads, options.fp4_activations));
     const model::ModelConfig& config = source.config;
@@ -189,6 +202,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         log_warning(warning);
     }
 
+    stages.begin("opening the device");
     model::NetworkOptions network_options;
     engine::SchedulerOptions scheduler = options.scheduler;
     engine::NetworkParts parts;
@@ -294,7 +308,9 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
         options.on_plan(plan);
     }
 
-    PERCHERON_ASSIGN(checkpoint::WeightReads* const reads, begin_reading(source, *parts.backend));
+    stages.begin("loading weights");
+    PERCHERON_ASSIGN(checkpoint::WeightReads* const reads,
+                     begin_reading(source, *parts.backend, stages));
     PERCHERON_ASSIGN(parts.network, model::Network::load(config, *source.weights, *parts.backend,
                                                          network_options));
     if (drafting.mtp) {
@@ -346,6 +362,7 @@ Result<std::unique_ptr<Engine>> load_engine(const LoadOptions& options,
     engine_options.seed = options.seed;
     engine_options.on_step = options.on_step;
     const ops::Backend& backend = *parts.backend;
+    stages.begin("reserving caches");
     PERCHERON_ASSIGN(auto engine,
                      engine::make_local_engine(std::move(parts), std::move(engine_options)));
     stages.done("engine: caches reserved");

@@ -49,6 +49,8 @@ struct LoadOptions {
     engine::SchedulerOptions scheduler = {.prefill_rows = 0};
     std::function<void(const engine::StepRecord&)> on_step;
     std::function<void(const engine::MemoryPlan&)> on_plan;  // before anything large is loaded
+    // What begins now, as in "loading weights, 43 %".
+    std::function<void(const std::string&)> on_stage;
 };
 
 // 16 GiB, and no more than half of what the folder's disk has free beside `held`, but `least` in
