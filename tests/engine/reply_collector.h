@@ -74,7 +74,8 @@ class ReplyCollector final : public EngineEventSink {
         }
         for (const EngineEvents::Finished& finished : events.finished) {
             CollectedReply& reply = replies_[{to_int(finished.request), finished.choice}];
-            blame(!reply.seed, "an end before the admission");
+            blame(!reply.seed && finished.reason != FinishReason::failed,
+                  "an end before the admission");
             blame(reply.finished.has_value(), "finished twice");
             blame(finished.statistics.generated_tokens != reply.tokens.size(), "miscounted");
             blame((finished.reason == FinishReason::failed) != finished.error.has_value(),
