@@ -124,8 +124,9 @@ std::vector<std::string> serving_arguments(const CLI::App& command) {
     std::vector<std::string> arguments;
     std::string model;
     for (const CLI::Option* option : command.get_options()) {
-        if (option->count() == 0 || known.get_option_no_throw(option->get_name()) == nullptr)
+        if (option->count() == 0 || known.get_option_no_throw(option->get_name()) == nullptr) {
             continue;
+        }
         for (const std::string& value : option->results()) {
             if (option->get_positional()) {
                 model = value;

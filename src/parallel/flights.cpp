@@ -84,8 +84,9 @@ Flights::Ends Flights::fail(RequestId request, const Error& error) {
 
 Flights::Ends Flights::fail_all(const Error& error) {
     Ends ends;
-    for (auto& [id, flight] : flights_)
+    for (auto& [id, flight] : flights_) {
         fail(id, flight, error, ends);
+    }
     flights_.clear();
     return ends;
 }

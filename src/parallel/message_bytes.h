@@ -73,8 +73,9 @@ class MessageWriter {
     }
     template <class T, std::size_t count>
     void put(const std::array<T, count>& value) {
-        for (const T& element : value)
+        for (const T& element : value) {
             put(element);
+        }
     }
     template <class T>
     void put(const std::vector<T>& value) {
@@ -82,8 +83,9 @@ class MessageWriter {
         if constexpr (PlainBytes<T>) {
             bytes(value.data(), value.size() * sizeof(T));
         } else {
-            for (const T& element : value)
+            for (const T& element : value) {
                 put(element);
+            }
         }
     }
     template <class T>
@@ -163,8 +165,9 @@ class MessageReader {
     }
     template <class T, std::size_t count>
     void get(std::array<T, count>& value) {
-        for (T& element : value)
+        for (T& element : value) {
             get(element);
+        }
     }
     template <class T>
     void get(std::vector<T>& value) {
@@ -174,8 +177,9 @@ class MessageReader {
             bytes(value.data(), value.size() * sizeof(T));
         } else {
             // Elements may be larger than their bytes, so they come one by one.
-            for (std::size_t left = count_of(1); left > 0 && ok_; --left)
+            for (std::size_t left = count_of(1); left > 0 && ok_; --left) {
                 get(value.emplace_back());
+            }
         }
     }
     template <class T>

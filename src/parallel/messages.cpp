@@ -151,8 +151,9 @@ void fields(MessageWriter& archive, const std::vector<PromptImage>& images) {
     for (std::size_t i = 0; i < images.size(); ++i) {
         span_fields(archive, images[i]);
         std::size_t same = 0;
-        while (images[same].canvas != images[i].canvas)
+        while (images[same].canvas != images[i].canvas) {
             ++same;
+        }
         archive(static_cast<std::uint32_t>(same));
         if (same == i) fields(archive, *images[i].canvas);
     }
@@ -254,6 +255,7 @@ int find_build(dl_phdr_info* program, std::size_t, void* result) {
     for (int i = 0; i < program->dlpi_phnum; ++i) {
         const auto& header = program->dlpi_phdr[i];
         if (header.p_type != PT_NOTE) continue;
+        // The loader gives addresses as numbers.  NOLINTNEXTLINE(performance-no-int-to-ptr)
         const auto* at = reinterpret_cast<const std::uint8_t*>(program->dlpi_addr + header.p_vaddr);
         const auto* const end = at + header.p_memsz;
         while (at + 12 <= end) {

@@ -52,8 +52,10 @@ Result<std::unique_ptr<RankProcess>> RankProcess::start(const std::vector<std::s
     words.insert(words.end(), arguments.begin(), arguments.end());
     words.insert(words.end(), {"--connection", std::to_string(connection)});
     std::vector<char*> pointers;
-    for (std::string& word : words)
+    pointers.reserve(words.size() + 1);
+    for (std::string& word : words) {
         pointers.push_back(word.data());
+    }
     pointers.push_back(nullptr);
 
     int ends[2];

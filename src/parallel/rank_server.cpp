@@ -145,8 +145,9 @@ void RankServer::submit(Submit message) {
     const auto compiled = compiling_.extract(to_int(message.request));
     lock.unlock();
     if (compiled.empty()) return;
-    for (const std::uint32_t choice : compiled.mapped())
+    for (const std::uint32_t choice : compiled.mapped()) {
         engine_.cancel(*id, choice);
+    }
 }
 
 void RankServer::cancel(const Cancel& message) {
@@ -192,14 +193,18 @@ void RankServer::send_events(std::uint32_t sink, EngineEvents& events) {
             const auto found = entries_.find(to_int(request));
             request = RequestId(found == entries_.end() ? 0 : found->second.front);
         };
-        for (auto& admitted : events.admitted)
+        for (auto& admitted : events.admitted) {
             rename(admitted.request);
-        for (auto& progress : events.progress)
+        }
+        for (auto& progress : events.progress) {
             rename(progress.request);
-        for (auto& scores : events.prompt_scores)
+        }
+        for (auto& scores : events.prompt_scores) {
             rename(scores.request);
-        for (auto& run : events.runs)
+        }
+        for (auto& run : events.runs) {
             rename(run.request);
+        }
         for (auto& finished : events.finished) {
             const auto found = entries_.find(to_int(finished.request));
             rename(finished.request);
@@ -235,7 +240,7 @@ Status serve_rank(int connection, const RankWork& work) {
     }
     link.send(frame_of(Ready{(*engine)->description()}));
     RankServer server(link, work, **engine);
-    const Status done = server.run();
+    Status done = server.run();
     // Before the server that its events go to.
     engine->reset();
     link.flush();

@@ -63,13 +63,13 @@ class RemoteEngine final : public Engine {
     Status watch();
     Status take(const FrameReader::Frame& frame);
     Status take_events(const FrameReader::Frame& frame);
-    Status be_ready(Ready message);
-    void pass_on(Flights::Ends ends);
+    Status be_ready(const Ready& message);
+    void pass_on(Flights::Ends&& ends);
     std::optional<Error> overdue() const;
     void end_rank(const Error& why);
     void end_gracefully();
     void pause();
-    void set_stage(std::string stage);
+    void set_stage(const std::string& stage);
     void log_line(std::string_view line);
 
     // Under mutex_.
@@ -286,13 +286,13 @@ Status RemoteEngine::take(const FrameReader::Frame& frame) {
         case MessageKind::stage: {
             Stage stage;
             if (!read(frame.fields, stage)) return senseless();
-            set_stage(std::move(stage.name));
+            set_stage(stage.name);
             return {};
         }
         case MessageKind::ready: {
             Ready ready;
             if (!read(frame.fields, ready)) return senseless();
-            return be_ready(std::move(ready));
+            return be_ready(ready);
         }
         case MessageKind::refused: {
             Refused refused;
@@ -349,8 +349,8 @@ Status RemoteEngine::take_events(const FrameReader::Frame& frame) {
     return {};
 }
 
-Status RemoteEngine::be_ready(Ready message) {
-    EngineDescription& now = message.description;
+Status RemoteEngine::be_ready(const Ready& message) {
+    const EngineDescription& now = message.description;
     {
         const std::lock_guard lock(mutex_);
         if (rank_.up) return Error(ErrorCode::corrupt, "was ready twice");
@@ -372,7 +372,7 @@ Status RemoteEngine::be_ready(Ready message) {
     return {};
 }
 
-void RemoteEngine::pass_on(Flights::Ends ends) {
+void RemoteEngine::pass_on(Flights::Ends&& ends) {
     for (auto& [number, events] : ends) {
         EngineEventSink* sink = nullptr;
         {
@@ -465,7 +465,7 @@ void RemoteEngine::pause() {
     wait_ = std::min(std::max(2 * wait_, milliseconds(1)), options_.longest_wait);
 }
 
-void RemoteEngine::set_stage(std::string stage) {
+void RemoteEngine::set_stage(const std::string& stage) {
     const bool is_first = !was_ready_;
     {
         const std::lock_guard lock(mutex_);
