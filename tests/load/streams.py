@@ -113,7 +113,18 @@ def random_ids(draw, count):
     return [draw.randrange(300, 4000) for _ in range(count)]
 
 
+def with_ranks(process):
+    """A server's process and the ranks that it has started."""
+    tasks = pathlib.Path(f"/proc/{process}/task").iterdir()
+    return [process, *(int(child) for task in tasks for child in (task / "children").read_text().split())]
+
+
 def resident_bytes(process):
+    """Of a server and its ranks."""
+    return sum(resident_alone(one) for one in with_ranks(process))
+
+
+def resident_alone(process):
     with open(f"/proc/{process}/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("VmRSS:"):
@@ -122,7 +133,7 @@ def resident_bytes(process):
 
 
 def open_files(process):
-    return len(list(pathlib.Path(f"/proc/{process}/fd").iterdir()))
+    return sum(len(list(pathlib.Path(f"/proc/{one}/fd").iterdir())) for one in with_ranks(process))
 
 
 class Limits:
