@@ -92,9 +92,7 @@ std::pair<double, double> rates(Side* prompts, std::uint32_t rows, Side* decodin
                 prompts->step(ops::NumericClass::prefill, 1, rows);
         });
     }
-    const auto passed = [&] {
-        return std::chrono::duration<double>(Clock::now() - begin).count();
-    };
+    const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
     while (passed() < seconds) {
         if (decoding != nullptr) {
             decoding->step(ops::NumericClass::decode, sequences, 1);

@@ -4,11 +4,14 @@
 //
 // step_bench prompts [LAYERS [FORMAT [LONGEST]]]: whole prompts instead (prompt_steps.h).
 //
+// step_bench drafter: passes of block drafters (drafter_steps.h).
+//
 // step_bench overlap [LAYERS]: prompts and decoding at the same time (overlap_steps.h).
 #include <chrono>
 #include <cstring>
 #include <string>
 
+#include "cuda/drafter_steps.h"
 #include "cuda/full_network.cuh"
 #include "cuda/overlap_steps.h"
 #include "cuda/prompt_steps.h"
@@ -172,6 +175,10 @@ int main(int argc, char** argv) {
     }
     ceiling = read_ceiling();
     std::printf("%s, read ceiling %.0f GB/s\n", properties.name, ceiling);
+    if (argc > 1 && std::strcmp(argv[1], "drafter") == 0) {
+        bench_drafters(ceiling);
+        return 0;
+    }
     const std::vector<std::pair<int, int>> all = {{1, 2048},  {1, 8192},   {8, 8192},
                                                   {64, 8192}, {1, 131072}, {1, 524288}};
     const std::vector<std::pair<int, int>> few = {{1, 2048}, {8, 8192}};

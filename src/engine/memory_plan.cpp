@@ -82,7 +82,8 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         needs.weights + needs.program + needs.network.activations + needs.network.stages +
         needs.mtp.activations + needs.drafter + needs.tower +
         on_host(
-            needs.network.logits + needs.mtp.logits + needs.image_features + needs.prefix_disk +
+            needs.network.logits + needs.mtp.logits + needs.drafter_logits + needs.image_features +
+            needs.prefix_disk +
             sampling_bytes(needs.vocabulary, wishes.max_running.value_or(most_running_by_default)));
     const Bytes usable = plan.available > plan.floor ? plan.available - plan.floor : 0;
     const Bytes smallest_kv = slot_bytes + page_bytes;
@@ -191,7 +192,9 @@ Result<MemoryPlan> plan_memory(const MemoryNeeds& needs, const MemoryWishes& wis
         plan.draft_pages = draft_window ? plan.max_running * needs.draft_pages_a_slot +
                                               plan.checkpoints * needs.draft_pages_a_checkpoint
                                         : plan.pages;
-        plan.rows.push_back({"drafting: the drafter, taps and logits", needs.drafter});
+        plan.rows.push_back({"drafting: the drafter and taps", needs.drafter});
+        plan.rows.push_back(
+            {"drafting: the drafter's logits", needs.drafter_logits, needs.on_device});
         plan.rows.push_back({"drafting: the drafter's context" + in_type(needs.draft_dtype),
                              plan.draft_pages * needs.draft_page});
     }

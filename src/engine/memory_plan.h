@@ -36,10 +36,11 @@ struct MemoryNeeds {
     model::NetworkMemory mtp;
     Bytes draft_slot_share = 0;
     Bytes copy_index_per_token = 0;
-    // A drafter of its own folder: weights, activations, taps and logits; a page of its context,
-    // and how many of them a request slot and a checkpoint hold at most.  No slot's: every page of
-    // the pool has one of the drafter's beside it.
+    // A drafter of its own folder: weights, activations and taps; its logits; a page of its
+    // context, and how many of them a request slot and a checkpoint hold at most.  No slot's: every
+    // page of the pool has one of the drafter's beside it.
     Bytes drafter = 0;
+    Bytes drafter_logits = 0;
     Bytes draft_page = 0;
     DType draft_dtype = DType::bf16;  // of its keys and values
     std::uint32_t draft_pages_a_slot = 0;

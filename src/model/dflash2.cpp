@@ -325,17 +325,22 @@ class Drafter final : public Dflash2 {
 
 }  // namespace
 
-Bytes Dflash2::memory(const Dflash2Config& config, const ops::Backend& backend,
-                      const NetworkOptions& trunk, const Dflash2Options& options) {
+NetworkMemory Dflash2::memory(const Dflash2Config& config, const ops::Backend& backend,
+                              const NetworkOptions& trunk, const Dflash2Options& options) {
     const Bytes row = config.hidden * size_of(backend.activation_dtype());
-    const Bytes activations = (config.target_layers.size() * trunk.max_rows + options.context_rows +
-                               2 * options.block_rows) *
-                              row;
-    const Bytes readable =
-        options.block_rows * (config.selector_rank + config.vocabulary) * sizeof(float);
-    const ops::DrafterStages* const stages = backend.drafter();
-    return activations + readable +
-           (stages == nullptr ? 0 : stages->working_bytes(shape_of(config, options)));
+    NetworkMemory memory;
+    memory.activations = (config.target_layers.size() * trunk.max_rows + options.context_rows +
+                          2 * options.block_rows) *
+                         row;
+    memory.logits = options.block_rows * (config.selector_rank + config.vocabulary) * sizeof(float);
+    if (const ops::DrafterStages* const stages = backend.drafter()) {
+        memory.stages = stages->working_bytes(shape_of(config, options));
+    }
+    return memory;
+}
+
+Bytes Dflash2::codebook_bytes(const Dflash2Config& config) {
+    return 2 * config.vocabulary * config.selector_rank * sizeof(BFloat16);
 }
 
 Result<std::unique_ptr<Dflash2>> Dflash2::load(const Dflash2Config& config, Network& trunk,

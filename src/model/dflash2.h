@@ -40,8 +40,10 @@ class Dflash2 {
     };
 
     // What load() asks for beside the weights, the trunk's taps included.
-    static Bytes memory(const Dflash2Config& config, const ops::Backend& backend,
-                        const NetworkOptions& trunk, const Dflash2Options& options);
+    static NetworkMemory memory(const Dflash2Config& config, const ops::Backend& backend,
+                                const NetworkOptions& trunk, const Dflash2Options& options);
+    // Of the weights those that the host reads as they are stored: the selector's codebooks.
+    static Bytes codebook_bytes(const Dflash2Config& config);
 
     // Taps `trunk`, which has been loaded in the same backend.  It and `weights` outlive the
     // drafter.

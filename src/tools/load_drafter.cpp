@@ -74,8 +74,13 @@ Result<DrafterFolder> open_drafter(const DraftWish& wish, const model::ModelConf
 void add_needs(const DrafterFolder& drafter, const ops::Backend& backend,
                const model::NetworkOptions& trunk, engine::MemoryNeeds& needs) {
     const auto shape = draft::ContextShape::of(drafter.config, drafter.cache);
-    needs.drafter = drafter.files->mapped_bytes() +
-                    model::Dflash2::memory(drafter.config, backend, trunk, options_for(trunk));
+    const model::NetworkMemory memory =
+        model::Dflash2::memory(drafter.config, backend, trunk, options_for(trunk));
+    needs.drafter = drafter.files->mapped_bytes() + memory.activations + memory.stages;
+    if (backend.has_own_memory()) {
+        needs.drafter -= std::min(needs.drafter, model::Dflash2::codebook_bytes(drafter.config));
+    }
+    needs.drafter_logits = memory.logits;
     needs.draft_page = shape.page_bytes();
     needs.draft_dtype = shape.dtype;
     needs.draft_pages_a_slot = shape.pages_a_slot();

@@ -50,12 +50,15 @@ CudaBackend::CudaBackend(int device, int multiprocessors, cudaStream_t stream, S
       weights_(stream),
       digests_(device, stream),
       vision_(
-          context_,
-          [this] {
-              note(use_device());
-              return !failed();
-          },
-          [this](const Status& status) { note(status); }) {}
+          context_, [this] { return is_ready(); }, [this](const Status& status) { note(status); }),
+      drafter_(
+          context_, [this] { return is_ready(); }, [this](const Status& status) { note(status); }) {
+}
+
+bool CudaBackend::is_ready() {
+    note(use_device());
+    return !failed();
+}
 
 CudaBackend::~CudaBackend() {
     cudaSetDevice(device_);
@@ -317,9 +320,9 @@ Status CudaBackend::run(const RowBatch& batch, const std::function<void()>& stag
     }
     prompt_ = wide_products_ && batch.numeric_class == NumericClass::prefill;
     // A prompt's steps come in too many shapes, and embeddings from outside come from other places
-    // every time.
-    const bool may_replay =
-        use_graphs_ && batch.numeric_class == NumericClass::decode && batch.overrides.empty();
+    // every time; a drafter's passes are no rows of the batch.
+    const bool may_replay = use_graphs_ && batch.numeric_class == NumericClass::decode &&
+                            batch.overrides.empty() && !batch.sequences.empty();
     if (may_replay) {
         const std::uint64_t fingerprint = fingerprint_of(batch, stages);
         cudaGraphExec_t graph = graphs_.find(fingerprint);

@@ -1,5 +1,6 @@
 // The backend's class: memory and steps in cuda_backend.cpp, the trunk's stages in
-// cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp; cuda_vision.h has the vision tower's.
+// cuda_stages.cpp, the MTP layer's own in cuda_mtp.cpp; cuda_vision.h has the vision tower's,
+// cuda_drafter.h a block drafter's.
 #pragma once
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "ops/backend.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/cuda_digests.h"
+#include "ops/cuda/cuda_drafter.h"
 #include "ops/cuda/cuda_vision.h"
 #include "ops/cuda/few_row_gemm.h"
 #include "ops/cuda/launch.h"
@@ -85,6 +87,8 @@ class CudaBackend final : public Backend, private MtpStages {
               Activations logits) override;
     using Backend::vision;
     VisionStages* vision() override { return &vision_; }
+    using Backend::drafter;
+    DrafterStages* drafter() override { return &drafter_; }
     MtpStages* mtp() override { return this; }
     LogitDigests* digests() override { return &digests_; }
     void read(const Activations& rows, float* out) override;
@@ -119,6 +123,8 @@ class CudaBackend final : public Backend, private MtpStages {
     }
     // The step's first error; later launches are skipped.
     void note(const Status& status);
+    // Makes the device current; false after an error.
+    bool is_ready();
     bool failed() const { return error_.has_value(); }
 
     // ---- what stages share
@@ -202,6 +208,7 @@ class CudaBackend final : public Backend, private MtpStages {
     Fingerprint* fingerprint_ = nullptr;  // set while stages are only noted
     std::optional<Error> error_;
     CudaVision vision_;
+    CudaDrafter drafter_;
 };
 
 }  // namespace percheron::ops::cuda
