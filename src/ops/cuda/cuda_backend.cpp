@@ -31,6 +31,12 @@ std::size_t page_room(const NetworkShape& shape, std::size_t rows) {
     return std::max(4 * (shape.context_limit / page_tokens + 1), 16 * rows);
 }
 
+// Logits, and behind them the rows that they are wanted of.
+Bytes head_bytes(const NetworkShape& shape, std::size_t rows) {
+    return rows_behind_logits(rows, shape.vocabulary) * sizeof(float) +
+           rows * shape.hidden * sizeof(__nv_bfloat16);
+}
+
 // What a row's turn in a prompt hands from one kernel to the next.
 std::size_t turn_bytes(const NetworkShape& shape) {
     return prompt_turn_floats(static_cast<int>(shape.hidden)) * sizeof(float);
@@ -210,8 +216,7 @@ Bytes CudaBackend::working_bytes(const NetworkShape& shape, std::size_t rows,
                                  std::size_t logit_rows) const {
     return stage_scratch_bytes(shape, rows) +
            rows * (row_parts + 2) * shape.hidden * sizeof(__nv_bfloat16) +
-           rows * turn_bytes(shape) +
-           logit_rows * (shape.vocabulary * sizeof(float) + shape.hidden * sizeof(__nv_bfloat16)) +
+           rows * turn_bytes(shape) + head_bytes(shape, logit_rows) +
            CudaDigests::bytes(logit_rows, shape.vocabulary) +
            StepBatch::bytes(rows, page_room(shape, rows)) + rows * sizeof(std::uint32_t);
 }
@@ -234,9 +239,7 @@ Status CudaBackend::prepare(const NetworkShape& shape, std::size_t rows, std::si
     PERCHERON_ASSIGN(turn_memory_, DeviceMemory::allocate(rows * turn_bytes(shape),
                                                           "a prompt's hyper-connections"));
     PERCHERON_ASSIGN(logits_memory_,
-                     DeviceMemory::allocate(logit_rows * (shape.vocabulary * sizeof(float) +
-                                                          shape.hidden * sizeof(__nv_bfloat16)),
-                                            "logits"));
+                     DeviceMemory::allocate(head_bytes(shape, logit_rows), "logits"));
     PERCHERON_TRY(digests_.reserve(logit_rows, shape.vocabulary));
     const Bytes row_list = rows * sizeof(std::uint32_t);
     PERCHERON_ASSIGN(hidden_rows_, DeviceMemory::allocate(row_list, "an MTP step's rows"));

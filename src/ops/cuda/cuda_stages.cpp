@@ -483,7 +483,8 @@ void CudaBackend::head(const WeightMatrix& head, const RowBatch& batch, Activati
     const __nv_bfloat16* in = parts_of(hidden);
     int stride = row_parts * width;
     if (!batch_.all_logits()) {
-        auto* const wanted = reinterpret_cast<__nv_bfloat16*>(values + count * vocabulary);
+        auto* const wanted =
+            reinterpret_cast<__nv_bfloat16*>(values + rows_behind_logits(count, vocabulary));
         note(gather_rows(in, stride, batch_.logit_rows(), static_cast<int>(count), width, wanted,
                          context_));
         in = wanted;

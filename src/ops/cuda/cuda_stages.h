@@ -33,6 +33,11 @@ struct SideStream {
     cudaEvent_t leaves = nullptr, returns = nullptr;
 };
 
+// Where behind the logits of so many rows others may lie, in floats: kernels copy 16 bytes at once.
+constexpr std::size_t rows_behind_logits(std::size_t rows, std::size_t vocabulary) {
+    return (rows * vocabulary + 3) / 4 * 4;
+}
+
 // Rows as a stage's first products read them.
 struct StageInputs {
     const __nv_bfloat16* x = nullptr;
