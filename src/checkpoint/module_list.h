@@ -28,7 +28,7 @@ namespace percheron::checkpoint {
 class MatchBudget {
   public:
     // A few seconds; some 40 expressions over all weights of the published model take a tenth.
-    static constexpr std::uint64_t default_steps = 100'000'000;
+    static constexpr std::uint64_t default_steps = 30'000'000;
     static constexpr std::uint64_t steps_of_a_match = 100'000;
 
     explicit MatchBudget(std::uint64_t steps = default_steps) : left_(steps) {}

@@ -42,15 +42,16 @@ void PinnedMemory::reset() {
 Result<std::byte*> DeviceArena::take(Bytes bytes, std::string_view purpose) {
     constexpr Bytes alignment = 256;
     const Bytes rounded = (std::max<Bytes>(bytes, 1) + alignment - 1) / alignment * alignment;
-    if (rounded > chunk_bytes / 2) {
-        // Large ones stand alone, so that what is left of a chunk stays in use.
+    taken_ += rounded;
+    if (rounded > largest_shared) {
         PERCHERON_ASSIGN(chunks_.emplace_back(), DeviceMemory::allocate(rounded, purpose));
         return chunks_.back().data();
     }
     if (rounded > left_) {
-        PERCHERON_ASSIGN(chunks_.emplace_back(), DeviceMemory::allocate(chunk_bytes, purpose));
+        const Bytes chunk = arena_chunk(taken_, rounded);
+        PERCHERON_ASSIGN(chunks_.emplace_back(), DeviceMemory::allocate(chunk, purpose));
         free_ = chunks_.back().data();
-        left_ = chunk_bytes;
+        left_ = chunk;
     }
     std::byte* const taken = free_;
     free_ += rounded;
