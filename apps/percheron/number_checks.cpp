@@ -1,6 +1,7 @@
 #include "number_checks.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -18,6 +19,13 @@ std::string fault_of_count(const std::string& text) {
                : text + " is no count that fits; name a whole number from 0 up";
 }
 
+// The library's ranges let nan through, which is in none.
+std::string fault_of_number(const std::string& text) {
+    return std::isfinite(std::strtod(text.c_str(), nullptr))
+               ? ""
+               : text + " is no number that fits; name a finite one";
+}
+
 }  // namespace
 
 CLI::Validator positive_number() {
@@ -33,6 +41,7 @@ CLI::Validator positive_number() {
 void check_counts(CLI::App& app) {
     for (CLI::Option* const option : app.get_options()) {
         if (option->get_type_name().starts_with("UINT")) option->check(fault_of_count, "");
+        if (option->get_type_name().starts_with("FLOAT")) option->check(fault_of_number, "");
     }
     for (CLI::App* const command : app.get_subcommands({}))
         check_counts(*command);

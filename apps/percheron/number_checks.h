@@ -8,7 +8,8 @@ namespace percheron::apps {
 // For --threads, --repeat and the like: 0 and less mean nothing.
 CLI::Validator positive_number();
 
-// Gives every option that takes a count a check: the library lets -1 be the largest of them.
+// Gives every option that takes a count or another number a check: the library lets -1 be the
+// largest count, and nan be in every range.
 void check_counts(CLI::App& app);
 
 }  // namespace percheron::apps

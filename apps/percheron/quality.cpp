@@ -43,14 +43,23 @@ Status run(const Arguments& arguments) {
     PERCHERON_ASSIGN(
         const auto texts,
         tools::read_calibration(arguments.texts, source, config.vocabulary, arguments.limits));
-    if (const std::size_t seen = tools::texts_among(tools::calibration_marks(model), texts);
-        arguments.card && seen > 0) {
-        return Error(
-            ErrorCode::invalid_argument,
-            fmt::format("--texts {}: {} of its {} texts are among those that {} was calibrated "
-                        "with, and would say nothing about others; leave them out, or leave "
-                        "out --card",
-                        arguments.texts, seen, texts.size(), arguments.model));
+    if (arguments.card) {
+        const tools::TextMarks used = tools::calibration_marks(model);
+        if (!used.empty() && !tools::is_marked_length(arguments.limits.length)) {
+            return Error(
+                ErrorCode::invalid_argument,
+                fmt::format("--length {}: with --card texts are cut to a multiple of 32 "
+                            "from 64 to 512 tokens or to a power of two, so that those {} was "
+                            "calibrated with are known again",
+                            arguments.limits.length, arguments.model));
+        }
+        if (const std::size_t seen = tools::texts_among(used, texts); seen > 0) {
+            return Error(ErrorCode::invalid_argument,
+                         fmt::format("--texts {}: {} of its {} texts are among those that {} was "
+                                     "calibrated with, and would say nothing about others; leave "
+                                     "them out, or leave out --card",
+                                     arguments.texts, seen, texts.size(), arguments.model));
+        }
     }
     tools::QualityCard card;
     card.command = command_line();

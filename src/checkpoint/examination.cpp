@@ -114,8 +114,11 @@ class Comparison {
         : claim_(claim), counts_(counts), inventory_(inventory) {}
 
     void take(const StoredMatrix& matrix) {
-        const bool exempt = names(claim_.exempt, matrix.stem);
+        const bool exempt =
+            names(claim_.exempt, matrix.stem) || (matrix.linear && claim_.exempt.every_linear());
         const ClaimedGroup* const group = exempt ? nullptr : group_of(matrix);
+        // What was given up names nothing, which says nothing about the weight.
+        if (budget_.exhausted()) return;
         if (!matrix.quantised && exempt) {
             if (counts_) inventory_.ignored.push_back(matrix.stem);
         } else if (!matrix.quantised && group != nullptr) {

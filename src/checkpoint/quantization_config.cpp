@@ -298,22 +298,23 @@ std::string silence(const ClaimedGroup& group, std::string_view form) {
         if (!said) text += (text.empty() ? "" : ", ") + std::string(name);
     };
     need("quant_method", says({"quant_method"}) || !group.names_a_method);
-    if (form == "w4a16") {
-        need(group.of_config_groups ? "num_bits" : "bits",
-             says({"num_bits", "bits", "quant_algo"}));
+    if (form == "exl3") return text;
+    // Groups of config_groups describe their weights themselves; elsewhere an algorithm's name
+    // does.
+    const bool blocks = form == "fp8_block";
+    if (group.of_config_groups) {
+        need("num_bits", says({"num_bits"}));
+        need(blocks ? "block_structure" : "group_size",
+             says({blocks ? "block_structure" : "group_size"}));
+        need("quant_algo", form != "nvfp4" || !modelopt || says({"quant_algo"}));
+    } else if (form == "w4a16") {
+        need("bits", says({"bits", "quant_algo"}));
         need("group_size", says({"group_size", "quant_algo"}));
-    } else if (form == "nvfp4") {
-        need("quant_algo", !modelopt || says({"quant_algo"}));
-        need("num_bits, type",
-             says({"quant_algo", "format"}) || (says({"num_bits"}) && says({"type"})));
-    } else if (form == compressed_nvfp4) {
-        need("format", says({"format"}) || (says({"num_bits"}) && says({"type"})));
-        need("group_size", says({"group_size"}));
     } else if (form == "fp8_block") {
-        need(group.of_config_groups ? "num_bits" : "weight_block_size",
-             says({"num_bits", "weight_block_size", "quant_algo"}));
-        need(group.of_config_groups ? "block_structure" : "weight_block_size",
-             says({"block_structure", "weight_block_size", "quant_algo"}));
+        need("weight_block_size", says({"weight_block_size", "quant_algo"}));
+    } else {
+        need("quant_algo", says({"quant_algo"}));
+        need("group_size", group.name == "quantized_layers" || says({"group_size"}));
     }
     return text;
 }
@@ -335,8 +336,13 @@ Result<std::vector<QuantizationConfig>> read_quantization_configs(const fs::path
                                       std::pair{"hf_quant_config.json", "quantization"}}) {
         if (!fs::exists(folder / file, error)) continue;
         PERCHERON_ASSIGN(const Json json, read_description(folder / file));
-        const auto claim = json.find(field);
-        if (claim == json.end() || claim->is_null()) continue;
+        const auto place = json.find(field);
+        const bool absent = place == json.end() || place->is_null();
+        // ModelOpt's own file is there for nothing else.
+        const bool own_file = field == std::string_view("quantization");
+        if (absent && !own_file) continue;
+        const Json nothing = Json::object();
+        const Json* const claim = absent ? &nothing : &*place;
         if (is_exl3(*claim)) {  // which names modules in the other file alone
             found.emplace_back().silent = true;
             continue;

@@ -40,7 +40,7 @@ class Fingerprint {
 };
 
 // Everything the bytes of OUT follow from.
-std::string describe_run(const Checkpoint& model, const QuantizeOptions& options) {
+Result<std::string> describe_run(const Checkpoint& model, const QuantizeOptions& options) {
     Json run;
     run["lay-out of unfinished runs"] = 2;
     run["format"] = ops::name_of(options.format);
@@ -55,6 +55,11 @@ std::string describe_run(const Checkpoint& model, const QuantizeOptions& options
         files.push_back({file.path().filename().string(), file.mapping().bytes().size(), changed});
     }
     run["files of MODEL"] = std::move(files);
+    PERCHERON_ASSIGN(const std::string config,
+                     read_text_file(model.shards().folder() / "config.json", Bytes{1} << 26));
+    Fingerprint numbers;
+    numbers.add(std::as_bytes(std::span(config)));
+    run["config.json of MODEL"] = numbers.text();
     if (options.calibration) {
         const Calibration& calibration = *options.calibration;
         Fingerprint ids;
@@ -404,9 +409,10 @@ Result<QuantizeReport> quantize(const fs::path& model, const fs::path& out,
     PERCHERON_ASSIGN(const std::string config, quantized_config(stored.folder(), plan));
     PERCHERON_ASSIGN(const std::unique_ptr<CalibrationMath> math,
                      CalibrationMath::create(options.threads));
-    PERCHERON_ASSIGN(QuantizeFolder folder,
-                     QuantizeFolder::open(out, describe_run(*source, options),
-                                          bytes_to_write(source->config(), plan, options)));
+    PERCHERON_ASSIGN(const std::string run, describe_run(*source, options));
+    PERCHERON_ASSIGN(
+        QuantizeFolder folder,
+        QuantizeFolder::open(out, run, bytes_to_write(source->config(), plan, options)));
     PERCHERON_ASSIGN(QuantizeReport report, Quantizer(*source, options, plan, folder, *math).run());
     PERCHERON_TRY(copy_companions(stored.folder(), out, Companions::all));
     const std::string modelopt = modelopt_config(plan);

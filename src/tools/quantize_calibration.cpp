@@ -143,10 +143,12 @@ TextMarks marks_where(const std::vector<CalibrationText>& texts, bool (*marked)(
 
 }  // namespace
 
+bool is_marked_length(std::size_t tokens) {
+    return tokens >= least_cut && (tokens <= 512 ? tokens % 32 == 0 : std::has_single_bit(tokens));
+}
+
 TextMarks marks_of(const std::vector<CalibrationText>& texts) {
-    return marks_where(texts, [](std::size_t count) {
-        return count <= 512 ? count % 32 == 0 : std::has_single_bit(count);
-    });
+    return marks_where(texts, is_marked_length);
 }
 
 std::size_t texts_among(const TextMarks& marks, const std::vector<CalibrationText>& texts) {

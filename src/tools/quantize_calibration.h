@@ -59,6 +59,8 @@ struct TextMarks {
     bool empty() const { return wholes.empty() && beginnings.empty(); }
 };
 TextMarks marks_of(const std::vector<CalibrationText>& texts);
+// Whether texts cut to so many tokens are found.
+bool is_marked_length(std::size_t tokens);
 // How many of `texts` were, by their ids; one that was cut elsewhere than marks are made is missed.
 std::size_t texts_among(const TextMarks& marks, const std::vector<CalibrationText>& texts);
 

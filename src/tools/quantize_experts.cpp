@@ -115,7 +115,7 @@ Status LayerCalibration::round_watched() {
         const auto found = watched_.find(source.data);
         const Hessian none(0);
         const Hessian& hessian = found != watched_.end() ? *found->second : none;
-        PERCHERON_TRY(round(weight, hessian, factor_of(hessian)));
+        PERCHERON_TRY(round(weight, hessian, factor_of(hessian), hessian.rows()));
     }
     watched_.clear();
     by_data_.clear();
@@ -235,14 +235,15 @@ Status LayerCalibration::round_experts(const ops::ExpertsWeights& experts, const
                                                                 : factor_of(own);
             for (const PlannedWeight* weight : {expert.gate, expert.up}) {
                 if (!weight->calibrated) continue;
-                PERCHERON_TRY(round(*weight, hessian, factor));
+                PERCHERON_TRY(round(*weight, hessian, factor, chosen.size()));
                 done(*weight);
             }
         }
         if (expert.down->calibrated) {
             Hessian hessian(config_.expert_intermediate);
             if (enough) PERCHERON_TRY(add_middle_rows(expert, inputs, chosen, hessian));
-            PERCHERON_TRY(round(*expert.down, hessian, enough ? factor_of(hessian) : std::nullopt));
+            PERCHERON_TRY(round(*expert.down, hessian, enough ? factor_of(hessian) : std::nullopt,
+                                chosen.size()));
             done(*expert.down);
         }
     }
@@ -256,7 +257,7 @@ std::optional<HessianFactor> LayerCalibration::factor_of(const Hessian& hessian)
 }
 
 Status LayerCalibration::round(const PlannedWeight& weight, const Hessian& hessian,
-                               const std::optional<HessianFactor>& factor) {
+                               const std::optional<HessianFactor>& factor, std::size_t rows) {
     const std::string stem = stem_of(weight.tensor.name);
     PERCHERON_ASSIGN(const ops::WeightMatrix source, source_of(weight));
     PERCHERON_ASSIGN(const float global_scale,
@@ -285,7 +286,8 @@ Status LayerCalibration::round(const PlannedWeight& weight, const Hessian& hessi
         account_.nearest_error += error_of(nearest);
         ++account_.matrices;
     } else {
-        account_.uncovered.push_back(stem + ": " + std::to_string(hessian.rows()) + " rows");
+        account_.uncovered.push_back(stem + ": " + std::to_string(rows) +
+                                     (rows == 1 ? " row" : " rows"));
     }
     const auto place = packed_.insert_or_assign(stem, std::move(packed)).first;
     replaced_.replace(stem, place->second.view(weight));

@@ -71,8 +71,9 @@ class LayerCalibration {
                            std::span<const std::uint32_t> chosen, Hessian& hessian);
     std::optional<HessianFactor> factor_of(const Hessian& hessian) const;
     // Rounds one matrix; without a factor to the nearest, with its name in the account.
+    // `rows`: of the texts that the matrix was used by.
     Status round(const PlannedWeight& weight, const Hessian& hessian,
-                 const std::optional<HessianFactor>& factor);
+                 const std::optional<HessianFactor>& factor, std::size_t rows);
     Result<ops::WeightMatrix> source_of(const PlannedWeight& weight) const;
 
     const QuantizeOptions& options_;

@@ -76,9 +76,10 @@ Result<std::pair<Bytes, std::string>> sum_of(const fs::path& path) {
 }
 
 // A record is the checksum of what follows in its first line, then
-//   {"account": TEXT, "files": {NAME: [SIZE, CHECKSUM], ...}}
-// Null: there is no record or it is damaged.
-Json read_record(const fs::path& path) {
+//   {"run": CHECKSUM OF RUN.JSON, "section": NUMBER, "account": TEXT, "files": {NAME: [SIZE,
+//   CHECKSUM], ...}}
+// Null: there is no record, it is damaged, or it is another section's or run's.
+Json read_record(const fs::path& path, const std::string& run, std::size_t section) {
     const auto text = read_text_file(path, largest_manifest);
     if (!text.ok()) return {};
     const std::size_t line = text->find('\n');
@@ -86,7 +87,8 @@ Json read_record(const fs::path& path) {
     const std::string_view body = std::string_view(*text).substr(line + 1);
     if (text->substr(0, line) != checksum_of(body)) return {};
     Json record = Json::parse(body, nullptr, false);
-    const bool whole = record.is_object() && record.contains("account") &&
+    const bool whole = record.is_object() && record.value("run", Json()) == run &&
+                       record.value("section", Json()) == section && record.contains("account") &&
                        record["account"].is_string() && record.contains("files") &&
                        record["files"].is_object();
     return whole ? record : Json();
@@ -116,6 +118,13 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
     // What another run did before it let go is looked at now.
     if (fs::exists(description, error)) {
         PERCHERON_ASSIGN(const std::string found, read_text_file(description, largest_manifest));
+        if (!Json::parse(found, nullptr, false).is_object()) {
+            return Error(ErrorCode::invalid_argument,
+                         description.string() +
+                             ": is damaged, so that nobody knows which run was "
+                             "stopped; remove " +
+                             state.string() + " or name another OUT");
+        }
         if (found != run) {
             return Error(ErrorCode::invalid_argument,
                          state.string() + ": an unfinished run that differs in " +
@@ -123,11 +132,11 @@ Result<QuantizeFolder> QuantizeFolder::open(const fs::path& out, const std::stri
                              "; repeat that run, remove the folder or name another OUT");
         }
         PERCHERON_TRY(check_free_space(out, bytes - std::min(bytes, bytes_below(state))));
-        return QuantizeFolder(out, state, std::move(*lock));
+        return QuantizeFolder(out, state, checksum_of(run), std::move(*lock));
     }
     PERCHERON_TRY(make_output_folder(out, bytes));
     PERCHERON_TRY(write_text_file(description, run));
-    return QuantizeFolder(out, state, std::move(*lock));
+    return QuantizeFolder(out, state, checksum_of(run), std::move(*lock));
 }
 
 fs::path QuantizeFolder::part(std::size_t shard) const {
@@ -149,7 +158,7 @@ std::optional<std::string> QuantizeFolder::record(std::size_t section,
         log_warning(file.string() + " is not as it was left; what it belongs to is done again");
         return std::nullopt;
     };
-    const Json record = read_record(path);
+    const Json record = read_record(path, run_, section);
     if (record.is_null()) return damaged(path);
     for (const auto& [name, left] : record["files"].items()) {
         std::size_t number = 0;
@@ -163,7 +172,7 @@ std::optional<std::string> QuantizeFolder::record(std::size_t section,
 }
 
 bool QuantizeFolder::holds(std::size_t section, const fs::path& file) const {
-    const Json record = read_record(record_path(section));
+    const Json record = read_record(record_path(section), run_, section);
     const std::string name = file.filename().string();
     return !record.is_null() && record["files"].contains(name) &&
            is_as_left(file, record["files"][name]);
@@ -171,7 +180,8 @@ bool QuantizeFolder::holds(std::size_t section, const fs::path& file) const {
 
 Status QuantizeFolder::write_record(std::size_t section, const std::string& account,
                                     std::span<const fs::path> files) {
-    Json record = {{"account", account}, {"files", Json::object()}};
+    Json record = {
+        {"run", run_}, {"section", section}, {"account", account}, {"files", Json::object()}};
     for (const fs::path& file : files) {
         PERCHERON_ASSIGN(const auto sum, sum_of(file));
         record["files"][file.filename().string()] = {sum.first, sum.second};

@@ -52,12 +52,17 @@ class QuantizeFolder {
     Status remove_state();
 
   private:
-    QuantizeFolder(std::filesystem::path out, std::filesystem::path state, FileLock lock)
-        : out_(std::move(out)), state_(std::move(state)), lock_(std::move(lock)) {}
+    QuantizeFolder(std::filesystem::path out, std::filesystem::path state, std::string run,
+                   FileLock lock)
+        : out_(std::move(out)),
+          state_(std::move(state)),
+          run_(std::move(run)),
+          lock_(std::move(lock)) {}
     std::filesystem::path record_path(std::size_t section) const;
     Status join(const std::vector<std::vector<checkpoint::TensorHeader>>& shards);
 
     std::filesystem::path out_, state_;
+    std::string run_;  // checksum of its description
     FileLock lock_;
 };
 

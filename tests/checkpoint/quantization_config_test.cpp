@@ -567,13 +567,15 @@ TEST_F(DescribedExperts, WhatIsNotSaidIsNamed) {
         for (const char* field : {"num_bits", "group_size", "block_structure"}) {
             claim = form.truth;
             Json& weights = claim["config_groups"]["group_0"]["weights"];
-            const bool needed = weights.contains(field) &&
-                                claim["config_groups"]["group_0"]["format"] == "pack-quantized";
-            weights.erase(field);
-            if (needed) {
+            if (weights.erase(field) > 0) {
                 expect(claim, experts + "config_groups.group_0 does not say " + field + ": ");
             }
         }
+        // The class of all linear layers, exempt.
+        EXPECT_THAT(account(form.truth).warnings, IsEmpty());
+        exempt_.push_back("Linear");
+        expect(form.truth, "27 weights stored as " + std::string(form.name) + " but exempt: ");
+        exempt_.erase(exempt_.size() - 1);
         // A second group that names them too and says otherwise, by name or as linear layers.
         for (const Json& targets : {Json({"Linear"}), Json({"re:.*experts.*"})}) {
             claim = form.truth;
@@ -616,6 +618,12 @@ TEST_F(DescribedExperts, TheSecondFileIsHeldToWhatIsStoredToo) {
             EXPECT_THAT(of_others,
                         ElementsAre(HasSubstr("hf_quant_config.json: 27 weights stored as " +
                                               std::string(form.name))));
+        }
+        // A file that is there and says nothing.
+        for (const Json& quantization : {Json(), Json::object(), Json({{"quant_algo", "NVFP4"}})}) {
+            Json said = quantization;
+            if (said.is_object()) said["exclude_modules"] = exempt_;
+            EXPECT_THAT(warnings(said), Not(IsEmpty())) << form.name << quantization;
         }
         const auto of_none = warnings({{"quant_algo", "W8A8"}, {"exclude_modules", Json::array()}});
         EXPECT_THAT(of_none, Contains(AllOf(HasSubstr("hf_quant_config.json: "),
