@@ -27,7 +27,7 @@ namespace percheron::checkpoint {
 // given up: from then on it names nothing.  Once nothing is left, no entry names anything.
 class MatchBudget {
   public:
-    // A few seconds; some 40 expressions over all weights of the published model take a tenth.
+    // Seconds; some 40 expressions over all weights of the published model are well below.
     static constexpr std::uint64_t default_steps = 30'000'000;
     static constexpr std::uint64_t steps_of_a_match = 100'000;
 

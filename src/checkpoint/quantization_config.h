@@ -39,7 +39,7 @@ struct QuantizationConfig {
     bool silent = false;
     ModuleList exempt;
     std::vector<ClaimedGroup> groups;  // of those that name a weight the first one is meant
-    // What of the description cannot be meant, "config_groups is no object": sentences without end.
+    // What of the description cannot be meant: sentences without their end.
     std::vector<std::string> oddities;
     // EXL3: the tensors of each module, canonical.  Where some are stored the others must be too:
     // what is left without a codebook's marker would be read as another codebook.
